@@ -186,7 +186,23 @@ def run_layer(x: Array, layer: Layer) -> Array:
     wide = ACTIVATIONS[layer.activation](linear(normed, layer.up))
     if layer.gate is not None:
         wide = wide * linear(normed, layer.gate)
-    return add(linear(wide, layer.down), x, layer.residual)
+    local = linear(wide, layer.down) if layer.experts is None else mix(normed, wide, layer)
+    return add(local, x, layer.residual)
+
+
+def mix(x: Array, wide: Array, layer: Layer) -> Array:
+    """Return the weighted sum of experts, all of which are computed."""
+    assert layer.experts is not None
+    scores = x @ layer.experts.router.astype(np.float64).T
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    least = np.sort(weights, axis=1)[:, -layer.experts.chosen, None]
+    each = wide.reshape(len(x), layer.parts, -1)
+    total = np.zeros_like(x) + layer.experts.bias
+    for expert, weight in enumerate(np.where(weights >= least, weights, 0).T):
+        found = linear(each[:, expert], layer.down).reshape(len(x), layer.parts, -1)
+        total += weight[:, None] * found[:, expert]
+    return total
 
 
 def convolve(x: Array, embedded: Array, convolution: Convolution) -> Array:

@@ -30,6 +30,7 @@ _PARTS: tuple[dict[str, Any], ...] = (
     {"relative_keys": True, "relative_queries": True, "has_positions": False},
     {"relative_queries": True, "window": 20, "rounds": ROUNDED},
     {"convolution": 3, "adds_twice": True},
+    {"experts": 5, "rotary": True},
     {"gated": True, "activation": "gelu_tanh", "rounds": ("query_codes", "residual_codes")},
 )
 _HEADS = tuple(
@@ -54,7 +55,8 @@ def random_shape(rng: random.Random) -> Shape:
     parts = rng.choice(_PARTS)
     heads, head = rng.randint(1, 5), rng.choice((2, 8, 16, 20, 32, 40, 64, 72))
     window = rng.randint(0, 40) if "window" in parts else None
-    scales = rng.choice(("static", "dynamic", "floats"))
+    # Experts have dynamic scales, or are in float.
+    scales = rng.choice(("static", "dynamic", "floats")[bool(parts.get("experts")) :])
     return Shape(
         **{
             **parts,

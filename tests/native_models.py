@@ -19,6 +19,7 @@ from qdqbert.encoders.model import (
     Convolution,
     Embeddings,
     EncoderModel,
+    Experts,
     Head,
     HeadOutput,
     Layer,
@@ -84,6 +85,8 @@ class Shape:
     relative_queries: bool = False
     # Which inputs of attention's products and of residual adds are fake-quantized.
     rounds: tuple[str, ...] = ()
+    # Experts of the last layer, of which a token takes two.
+    experts: int = 0
     # Channels of the embeddings, if they are projected.
     narrow: int | None = None
     # Factor of the rows of words.
@@ -129,6 +132,18 @@ SANDWICH = dataclasses.replace(
 )
 """Two layers with the parts of Gemma 3."""
 
+EXPERTS = Shape(
+    hidden=40,
+    heads=5,
+    head=8,
+    inner=72,
+    rotary=True,
+    experts=5,
+    dynamic=True,
+    has_positions=False,
+)
+"""Two layers with the parts of nomic-embed-text-v2-moe."""
+
 DISENTANGLED = Shape(
     hidden=40,
     heads=5,
@@ -158,6 +173,7 @@ ALL_PARTS = {
     "sandwich": SANDWICH,
     "disentangled": DISENTANGLED,
     "rounded": Shape(hidden=40, heads=5, head=8, inner=72, rounds=ROUNDED),
+    "experts": EXPERTS,
 }
 """Small models that have all parts together, by name."""
 
@@ -257,6 +273,10 @@ class _Maker:
             norms_each_head=shape.norms_each_head,
             rotary=self.rotation(30.0 if is_last else 100.0) if shape.rotary else None,
         )
+        parts, experts = 1, None
+        if shape.experts and is_last:
+            parts = shape.experts
+            experts = Experts(router=self.floats(parts, hidden), chosen=2, bias=self.floats(hidden))
         before, after = (
             [self.norm(hidden) if has_norm else None for _ in range(2)]
             for has_norm in (shape.norms_first, not shape.norms_first)
@@ -271,11 +291,12 @@ class _Maker:
                 again=self.norm(hidden) if shape.adds_twice else None,
             ),
             up_norm=before[1],
-            up=self.linear(shape.inner, hidden),
+            up=self.linear(shape.inner * parts, hidden),
             gate=self.linear(shape.inner, hidden) if shape.gated else None,
             activation=shape.activation,
-            down=self.linear(hidden, shape.inner),
+            down=self.linear(hidden * parts, shape.inner),
             residual=Residual(local_norm=self.local_norm(), norm=after[1]),
+            experts=experts,
         )
 
     def model(self) -> EncoderModel:

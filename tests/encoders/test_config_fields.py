@@ -816,7 +816,9 @@ NOT_IN_CLASSES = {
 OLDER = {
     "gte": {"layer_norm_type", "logn_attention_scale"},
     "nomic_bert": {
-        *("activation_function", "causal", "num_experts", "pad_vocab_size_multiple"),
+        *("activation_function", "causal", "expert_choice_router", "ffn_div"),
+        *("moe_every_n_layers", "moe_normalize_expert_weights", "moe_top_k"),
+        *("num_experts", "num_shared_experts", "pad_vocab_size_multiple"),
         *("parallel_block", "prenorm", "rotary_emb_interleaved", "rotary_emb_scale_base"),
         *("rotary_scaling_factor", "use_rms_norm"),
     },

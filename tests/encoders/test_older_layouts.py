@@ -89,6 +89,138 @@ def test_nomic_refuses_what_its_code_can_do_besides(
         read_encoder(Weights(tmp_path), config, "feature-extraction")
 
 
+MIXED = {
+    **NOMIC,
+    "activation_function": "gelu",
+    "layer_norm_epsilon": 1e-5,
+    "moe_every_n_layers": 2,
+    "moe_top_k": 2,
+    "num_experts": 5,
+    "rotary_emb_base": 10_000,
+    "type_vocab_size": 1,
+}
+
+
+def mixed_weights() -> dict[str, Any]:
+    """Return random weights with the names and shapes of nomic-embed-text-v2-moe."""
+    hidden, inner, experts = MIXED["n_embd"], MIXED["n_inner"], MIXED["num_experts"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (MIXED["vocab_size"], hidden),
+        "embeddings.token_type_embeddings.weight": (1, hidden),
+        **dict.fromkeys(("emb_ln.weight", "emb_ln.bias"), (hidden,)),
+    }
+    for index in range(MIXED["n_layer"]):
+        at = f"encoder.layers.{index}"
+        linears = {"attn.Wqkv": (3 * hidden, hidden), "attn.out_proj": (hidden, hidden)}
+        if index % 2:
+            shapes[f"{at}.mlp.router.layer.weight"] = (experts, hidden)
+            shapes[f"{at}.mlp.experts.bias"] = (hidden,)
+            for name in ("w1", "w2"):
+                shapes[f"{at}.mlp.experts.mlp.{name}"] = (experts * inner, hidden)
+        else:
+            linears |= {"mlp.fc1": (inner, hidden), "mlp.fc2": (hidden, inner)}
+        for name, shape in linears.items():
+            shapes[f"{at}.{name}.weight"], shapes[f"{at}.{name}.bias"] = shape, shape[:1]
+        for name in ("norm1", "norm2"):
+            shapes[f"{at}.{name}.weight"] = shapes[f"{at}.{name}.bias"] = (hidden,)
+    rng = np.random.default_rng(0)
+    return {
+        name: rng.normal(1.0 if "norm" in name and "weight" in name else 0.0, 0.2, shape)
+        for name, shape in shapes.items()
+    }
+
+
+def mixed_reference(weights: dict[str, Any], ids: Any) -> Any:
+    """Compute nomic-embed-text-v2-moe for one text, in float64, as its code does."""
+    w = {name: torch.from_numpy(each) for name, each in weights.items()}
+    hidden, heads, count = MIXED["n_embd"], MIXED["n_head"], MIXED["num_experts"]
+    tokens, size = len(ids), hidden // heads
+
+    def norm(x: Any, name: str) -> Any:
+        return functional.layer_norm(x, (hidden,), w[f"{name}.weight"], w[f"{name}.bias"], 1e-5)
+
+    def linear(x: Any, name: str) -> Any:
+        return functional.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
+
+    angles = torch.arange(tokens)[:, None] / 10_000 ** (torch.arange(0, size, 2).double() / size)
+    cos, sin = (torch.cat([each, each], -1)[:, None] for each in (angles.cos(), angles.sin()))
+
+    def rotated(x: Any) -> Any:
+        one, other = x.chunk(2, -1)
+        return x * cos + torch.cat([-other, one], -1) * sin
+
+    x = w["embeddings.word_embeddings.weight"][torch.from_numpy(ids)]
+    x = norm(x + w["embeddings.token_type_embeddings.weight"], "emb_ln")
+    for index in range(MIXED["n_layer"]):
+        at = f"encoder.layers.{index}"
+        query, key, value = linear(x, f"{at}.attn.Wqkv").view(tokens, 3, heads, size).unbind(1)
+        scores = torch.einsum("ihd,jhd->hij", rotated(query), rotated(key)) / math.sqrt(size)
+        context = torch.einsum("hij,jhd->ihd", scores.softmax(-1), value).reshape(tokens, hidden)
+        x = norm(linear(context, f"{at}.attn.out_proj") + x, f"{at}.norm1")
+        if index % 2:
+            first, last = (
+                w[f"{at}.mlp.experts.mlp.{name}"].view(count, -1, hidden) for name in ("w1", "w2")
+            )
+            chances = (x @ w[f"{at}.mlp.router.layer.weight"].T).softmax(-1)
+            largest, chosen = chances.topk(MIXED["moe_top_k"], -1)
+            local = torch.stack(
+                [
+                    sum(
+                        chance * (functional.gelu(row @ first[expert].T) @ last[expert])
+                        for chance, expert in zip(*own, strict=True)
+                    )
+                    for row, *own in zip(x, largest, chosen, strict=True)
+                ]
+            )
+            local = local + w[f"{at}.mlp.experts.bias"]
+        else:
+            local = linear(functional.gelu(linear(x, f"{at}.mlp.fc1")), f"{at}.mlp.fc2")
+        x = norm(local + x, f"{at}.norm2")
+    return x.numpy()
+
+
+def test_nomic_with_experts(tmp_path: Path) -> None:
+    weights = mixed_weights()
+    safetensors.numpy.save_file(
+        {name: each.astype(np.float32) for name, each in weights.items()},
+        tmp_path / "model.safetensors",
+    )
+    config = Config(values=MIXED)
+    model = read_encoder(Weights(tmp_path), config, "feature-extraction")
+    ids = np.random.default_rng(1).integers(0, MIXED["vocab_size"], 40)
+    expected = mixed_reference(weights, ids)
+    save_packed(pack_model(round_encoder(model)), tmp_path / "packed")
+    save_packed(pack_model(model, precision="float"), tmp_path / "float")
+    inputs = {"input_ids": ids[None], "attention_mask": np.ones_like(ids[None])}
+    inputs["token_type_ids"] = np.zeros_like(ids[None])
+    inputs = {name: inputs[name] for name in model.input_names}
+    for name, least in (("float", 100), ("packed", 25)):
+        found = NativeRunner(tmp_path / name).run(inputs)["last_hidden_state"][0]
+        assert sqnr_db(expected, found) >= least
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("moe_normalize_expert_weights", True, "only False is supported"),
+        ("num_shared_experts", 1, "only 0 is supported"),
+        ("expert_choice_router", True, "only False is supported"),
+        ("ffn_div", 2, "only 1 is supported"),
+        ("moe_top_k", 6, "there are 5 experts"),
+        ("moe_every_n_layers", 1, "a whole number from 2"),
+        ("activation_function", "swiglu", "experts with gates"),
+        ("activation_function", "relu", "expected one of swiglu, gelu"),
+        ("num_experts", 4, r"`layers.1.mlp.experts.mlp.w1` has shape \(280, 40\)"),
+    ],
+)
+def test_experts_of_another_kind_are_refused(
+    name: str, value: object, message: str, tmp_path: Path
+) -> None:
+    safetensors.numpy.save_file(mixed_weights(), tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
+        read_encoder(Weights(tmp_path), Config(values={**MIXED, name: value}), "feature-extraction")
+
+
 def test_gte_under_its_older_name(tmp_path: Path) -> None:
     model = save_model("gte", "feature-extraction", tmp_path)
     assert any(name.endswith("attention.qkv_proj.weight") for name in Weights(tmp_path))

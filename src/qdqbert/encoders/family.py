@@ -148,6 +148,7 @@ class Family:
             table.
         training: Where quantizers are inserted into transformers' model; `None` if it gets none.
         is_quantized: Whether `quantize` takes its checkpoints, and not `load` alone.
+        quantized_fields: Fields of its configs, with the only values that `quantize` takes.
     """
 
     model_type: str
@@ -174,6 +175,7 @@ class Family:
     positions_follow: int | Literal["padding"] | None = None
     training: TrainingSites | None = None
     is_quantized: bool = True
+    quantized_fields: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def is_of_last_token(self, task: str) -> bool:
         """Return whether the head of a task reads the last token other than the padding token."""

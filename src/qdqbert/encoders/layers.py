@@ -9,7 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.model import Activation, Attention, Floats, Later, Layer, Linear, Residual
+from qdqbert.encoders.model import (
+    Activation,
+    Attention,
+    Experts,
+    Floats,
+    Later,
+    Layer,
+    Linear,
+    Residual,
+)
 from qdqbert.encoders.reader import Reader
 
 
@@ -161,6 +170,13 @@ def _centered(weight: Floats) -> Floats:
     return weight - mean
 
 
+FoundExperts = tuple[Linear, Linear, Experts]
+"""The linear layers of experts, and what chooses them."""
+
+ReadExperts = Callable[[Reader, Sizes, int], FoundExperts | None]
+"""Returns the experts of a layer, given its reader and its index, if it has some."""
+
+
 def read_layer(
     reader: Reader,
     paths: LayerPaths,
@@ -169,6 +185,7 @@ def read_layer(
     activation: Activation,
     norms_first: bool = False,
     change: Callable[[Attention], Attention] = lambda attention: attention,
+    experts: FoundExperts | None = None,
 ) -> Layer:
     """Read a layer with separate linear layers for query, key and value.
 
@@ -180,6 +197,7 @@ def read_layer(
         norms_first: Whether both LayerNorms stand before the parts of the layer, and not after the
             residual adds.
         change: Returns the attention with the family's additions.
+        experts: The linear layers of experts, which have no paths, and what chooses them.
     """
     width = sizes.heads * sizes.head
     query, key, value = (
@@ -198,18 +216,24 @@ def read_layer(
         reader.norm(each, size=sizes.hidden, epsilon=sizes.epsilon)
         for each in (paths.attention_norm, paths.norm)
     )
+    up, down, chooses = experts or (
+        reader.linear(paths.up, inputs=sizes.hidden, outputs=sizes.inner),
+        reader.linear(paths.down, inputs=sizes.inner, outputs=sizes.hidden),
+        None,
+    )
     return Layer(
         attention_norm=first if norms_first else None,
         attention=change(attention),
         attention_residual=Residual(norm=None if norms_first else first),
         up_norm=second if norms_first else None,
-        up=reader.linear(paths.up, inputs=sizes.hidden, outputs=sizes.inner),
+        up=up,
         gate=None
         if paths.gate is None
         else reader.linear(paths.gate, inputs=sizes.hidden, outputs=sizes.inner),
         activation=activation,
-        down=reader.linear(paths.down, inputs=sizes.inner, outputs=sizes.hidden),
+        down=down,
         residual=Residual(norm=None if norms_first else second),
+        experts=chooses,
     )
 
 
@@ -222,6 +246,7 @@ def read_layers(
     activation: Activation | None = None,
     norms_first: bool = False,
     change: Callable[[Attention], Attention] = lambda attention: attention,
+    experts: ReadExperts = lambda *_: None,
 ) -> tuple[Layer, ...]:
     """Read all layers of an encoder; see `read_layer`.
 
@@ -231,12 +256,14 @@ def read_layers(
     activation = activation or config.activation("hidden_act")
     return tuple(
         read_layer(
-            reader.at(f"{path}.{index}"),
+            at,
             paths,
             sizes,
             activation=activation,
             norms_first=norms_first,
             change=change,
+            experts=experts(at, sizes, index),
         )
         for index in range(config.integer("num_hidden_layers", least=1))
+        for at in [reader.at(f"{path}.{index}")]
     )

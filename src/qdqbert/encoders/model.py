@@ -237,6 +237,24 @@ class Residual:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Feed-forward parts of a layer, of which each token takes a few.
+
+    Their outputs are multiplied by `softmax(x @ router.T)` and added. These weights are not divided
+    by the sum of those that are chosen. Source: Shazeer et al. 2017, arXiv:1701.06538.
+
+    Attributes:
+        router: `(experts, hidden)`, in float.
+        chosen: Number of experts of a token, those with the largest weights.
+        bias: `(hidden,)`, added to the sum.
+    """
+
+    router: Floats
+    chosen: int
+    bias: Floats
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Layer:
     """An encoder layer: attention and a feed-forward part, each with a residual add.
 
@@ -254,6 +272,8 @@ class Layer:
             `None` if there is none.
         down: Last linear layer.
         residual: The residual add after it.
+        experts: Chooses experts for each token; `None` if all take the same part. `up` and `down`
+            have the rows of all experts then, one expert after another.
     """
 
     attention: Attention
@@ -265,6 +285,12 @@ class Layer:
     gate: Linear | None = None
     attention_norm: Norm | None = None
     up_norm: Norm | None = None
+    experts: Experts | None = None
+
+    @property
+    def parts(self) -> int:
+        """Number of feed-forward parts, which `up` and `down` have one after another."""
+        return 1 if self.experts is None else len(self.experts.router)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

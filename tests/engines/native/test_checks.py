@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from native_models import DECODER, DISENTANGLED, MODERN, SANDWICH, Shape, packed_model, random_model
+from native_models import (
+    DECODER,
+    DISENTANGLED,
+    EXPERTS,
+    MODERN,
+    SANDWICH,
+    Shape,
+    packed_model,
+    random_model,
+)
 from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm
 from qdqbert.engines.native.checks import check_packed
@@ -89,6 +98,7 @@ def changed(settings: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict
         MODERN,
         DECODER,
         SANDWICH,
+        EXPERTS,
         DISENTANGLED,
         dataclasses.replace(MODERN, floats=True),
         Shape(convolution=3, words_are_int8=False, hidden=40, heads=5, head=8),
@@ -283,6 +293,30 @@ def test_a_wrong_setting_of_relative_positions_is_named(disentangled, path, valu
 def test_a_wrong_setting_of_a_convolution_is_named(path, value, message) -> None:
     found = pack_model(random_model(Shape(hidden=40, heads=5, head=8, convolution=3)))
     settings = changed(found.settings, ("convolution", path), value)
+    with pytest.raises(CheckpointError, match=message):
+        check_packed(Packed(arrays=found.arrays, settings=settings))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("layers", 0, "experts"), None, "layers.0.up.columns' is 640"),
+        (("layers", 0, "experts", "chosen"), 6, "experts.chosen' is 6"),
+        (("layers", 0, "experts", "chosen"), 0, "experts.chosen' is 0"),
+        (("layers", 0, "experts", "router", "width"), 6, "layers.0.up.columns' is 640"),
+        (("layers", 0, "experts", "router", "width"), 2000, "router.width' is 2000"),
+        (("layers", 0, "experts", "router", "tied"), True, "router' is tied"),
+        (
+            ("layers", 0, "local_rounding"),
+            {"zero_point": 0, "low": 0, "high": 255},
+            "layers.0.experts' does not fit stored ranges",
+        ),
+        (("gated",), True, "layers.0.experts' does not fit gates"),
+    ],
+)
+def test_a_wrong_setting_of_experts_is_named(path, value, message) -> None:
+    found = packed_model(dataclasses.replace(EXPERTS, layers=1))
+    settings = changed(found.settings, path, value)
     with pytest.raises(CheckpointError, match=message):
         check_packed(Packed(arrays=found.arrays, settings=settings))
 

@@ -21,6 +21,7 @@ from encoder_reference import run_encoder, run_head
 from native_models import (
     DECODER,
     DISENTANGLED,
+    EXPERTS,
     HIDDEN_STATES,
     LIMIT,
     MODERN,
@@ -108,6 +109,8 @@ PARTS = {
         hidden=40, layers=1, norms_parts=True, rounds=("local_codes", "residual_codes")
     ),
     "factor of float words": Shape(layers=1, factor=0.4, words_are_int8=False),
+    "experts": Shape(hidden=40, heads=5, head=8, inner=72, layers=1, experts=5, dynamic=True),
+    "many experts": Shape(layers=1, experts=17, dynamic=True, activation="relu"),
     "dropped token": Shape(layers=1, dropped_id=9, norms_first=True),
     "dropped token and float words": Shape(layers=1, dropped_id=9, words_are_int8=False, seed=4),
     "rounded products and adds": Shape(hidden=40, heads=5, head=8, layers=1, rounds=ROUNDED),
@@ -165,6 +168,7 @@ OFTEN = {
         "norms of each head",
         "norms of parts",
         "convolution",
+        "experts",
         "second add",
         "dropped token and float words",
         "rounded products and adds",
@@ -395,6 +399,7 @@ def test_a_token_has_the_same_bits_if_nothing_else_is_read(
         (DECODER, 3, True),
         (SANDWICH, 2, False),
         (SANDWICH, 3, True),
+        (EXPERTS, 2, True),
         (DISENTANGLED, 2, False),
         (dataclasses.replace(DEEP, floats=True), 2, False),
         (dataclasses.replace(MODERN, floats=True), 3, False),

@@ -113,7 +113,7 @@ def read_known_config(name: str, read: ReadFile, subfolder: str) -> Config:
             f"The config.json of checkpoint {name!r} names no `model_type`, so its family is not "
             "known. Expected one that transformers wrote."
         )
-    quantized_family(fields["model_type"])
+    quantized_family(fields["model_type"], fields)
     _check_code(name, fields)
     if has_adapter:
         raise CheckpointError(

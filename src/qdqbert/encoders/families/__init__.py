@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.config import Config
@@ -165,11 +166,13 @@ def family_of(config: Config) -> Family:
     return family
 
 
-def quantized_family(model_type: str) -> Family:
+def quantized_family(model_type: str, fields: Mapping[str, Any] | None = None) -> Family:
     """Return the family of a checkpoint that `quantize` takes; BERT for QDQBERT's.
 
+    `fields` are those of its config, if they are to be checked, too.
+
     Raises:
-        CheckpointError: It takes none of this family.
+        CheckpointError: It takes none of this family, or none with such a config.
     """
     family = FAMILIES.get(model_type)
     if family is None:
@@ -180,4 +183,10 @@ def quantized_family(model_type: str) -> Family:
             f"`quantize` does not support checkpoints of type `{model_type}`. `qdqbert.load` runs "
             "them in INT8."
         )
+    for name, value in family.quantized_fields.items():
+        if (found := (fields or {}).get(name, value)) not in (None, value):
+            raise CheckpointError(
+                f"`quantize` does not support checkpoints of type `{model_type}` with "
+                f"`{name}={found!r:.80}`. `qdqbert.load` runs them in INT8."
+            )
     return BERT if family is QDQBERT else family

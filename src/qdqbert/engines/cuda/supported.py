@@ -34,6 +34,8 @@ def check_supported(packed: Packed) -> Features:
         parts.append("poolings that leave out prompts")
     if not (features.floats or features.dynamic):
         parts.append("stored ranges of activations (target 'native')")
+    if features.has_experts:
+        parts.append("experts, of which each token takes some")
     if not all(layer["shares_codes"] for layer in settings["layers"]):
         parts.append("other codes for queries than for keys or values")
     if parts:

@@ -56,6 +56,19 @@ def attention_buffers(rows: int, limit: int, size: int) -> dict[str, tuple[int, 
     }
 
 
+def _of_experts(program: Program) -> dict[str, Array]:
+    """Return a thread's buffers for experts, by fields of `THREAD`."""
+    if not program.expert_columns:
+        return {}
+    rows, bytes_of_row = program.block + SPARE_ROWS, program.features.bytes_of_row
+    return {
+        "expert_weights": zeros((rows, program.expert_columns), np.float32),
+        "expert_codes": zeros((rows, bytes_of_row(program.hidden)), np.uint8),
+        "expert_scales": zeros(rows, np.float32),
+        "expert_rows": zeros(rows, np.int64),
+    }
+
+
 class Scratch:
     """Buffers of one thread, and the record that kernels read."""
 
@@ -76,7 +89,11 @@ class Scratch:
                 (block if program.features.adds_twice else 0, program.hidden), np.float32
             ),
             "local": zeros(
-                (block if program.features.norms_parts else 0, program.hidden), np.float32
+                (
+                    block if program.features.norms_parts or program.expert_columns else 0,
+                    program.hidden,
+                ),
+                np.float32,
             ),
             "row_scales": zeros(rows_of_block, np.float32),
             "inner_float": zeros(
@@ -84,6 +101,7 @@ class Scratch:
             ),
             "spread": zeros((NORMED_ROWS, max(program.hidden, program.inner)), np.float32),
             "normed": zeros((NORMED_ROWS, program.hidden), np.float32),
+            **_of_experts(program),
             "query_positions": zeros(
                 (rows if program.features.relative_keys else 0, program.relative_columns),
                 np.float32,

@@ -25,6 +25,7 @@ from qdqbert.engines.native.storage import Packed
 _LARGEST = 65_536
 # Arrays of scales, and of their inverses. Only padding has zeros.
 _SCALES = ("word_scale", ".factor", ".multiplier", ".step", ".value_bounds")
+_MOST_EXPERTS = 1024
 # A convolution is over a few tokens.
 _MOST_TOKENS = 63
 # There are fewer layers.
@@ -222,6 +223,7 @@ def _layer(settings: Fields, layer: Fields, name: str) -> Iterator[Expected]:
         head_size=settings.integer("head_size"),
         norms_each_head=settings.truth("norms_each_head"),
         gated=settings.truth("gated"),
+        experts=(yield from _experts(settings, layer, name)),
     )
     if settings.truth("adds_twice") and settings.truth("norms_first"):
         raise _wrong("setting 'adds_twice' does not fit norms_first=True")
@@ -237,6 +239,27 @@ def _layer(settings: Fields, layer: Fields, name: str) -> Iterator[Expected]:
         yield from _optional_norm(layer, part, f"{name}.{part}", counts[norm.width])
     for part, rounding in ROUNDINGS.items():
         yield from _rounding(layer, part, f"{name}.{part}", counts[rounding.channels])
+
+
+def _experts(settings: Fields, layer: Fields, name: str) -> Generator[Expected, None, int | None]:
+    """Check what chooses experts, and return their number; `None` without any."""
+    if layer.get("experts") is None:
+        return None
+    if any(settings.truth(each) for each in ("gated", "norms_first", "norms_parts")):
+        raise _wrong(f"setting '{name}.experts' does not fit gates, or norms of parts")
+    if not (settings.truth("dynamic") or settings.truth("floats")) or any(
+        layer.get(part) is not None for part, each in ROUNDINGS.items() if each.is_of_add
+    ):
+        raise _wrong(f"setting '{name}.experts' does not fit stored ranges")
+    experts, hidden = layer.child("experts"), settings.integer("hidden")
+    router = experts.child("router")
+    count = router.integer("width", high=_MOST_EXPERTS)
+    experts.integer("chosen", 1, count)
+    if router.truth("tied"):
+        raise _wrong(f"setting '{name}.experts.router' is tied")
+    yield from _float_linear(router, f"{name}.router", hidden, _Words(0, 0, False))
+    yield f"{name}.experts_bias", np.float32, (padded(hidden),)
+    return count
 
 
 def _linear(

@@ -43,6 +43,13 @@ def check_layer(model: EncoderModel, layer: Layer, index: int, first: Layer) -> 
     if (rotary := attention.rotary) is not None and len(rotary.cos) != model.limit:
         raise GraphError(f"Layer {index} rotates {len(rotary.cos)} positions, not all.")
     _check_norms(layer, index)
+    if layer.experts is not None and (
+        layer.gate or layer.up_norm or layer.residual.local_norm or layer.residual.local_codes
+    ):
+        raise GraphError(
+            "The native engine computes experts without gates, in layers that normalize last, and "
+            f"does not round their sum; layer {index} differs."
+        )
     norms = (attention.query_norm, attention.key_norm)
     width = len(attention.query.bias)
     if attention.norms_each_head:
@@ -79,6 +86,10 @@ def check_codes(layer: Layer, index: int, first: Layer, precision: Precision) ->
         raise GraphError(
             "The native engine needs either static or dynamic scales in all linear layers; "
             f"layer {index} has both."
+        )
+    if layer.experts is not None and layer.down.codes and not layer.down.codes.dynamic:
+        raise GraphError(
+            f"The native engine computes experts with dynamic scales only; layer {index}."
         )
     states = (attention.query, attention.key, attention.value, layer.up)
     parts = (*((each, first.up) for each in states), (layer.down, first.down))
@@ -162,8 +173,8 @@ def _common(layer: Layer) -> tuple[Any, ...]:
         layer.gate is None,
         attention.rotary is None,
         attention.relative is None,
-        layer.down.bias.shape,
-        layer.up.bias.shape,
+        len(layer.down.bias) // layer.parts,
+        len(layer.up.bias) // layer.parts,
         attention.query.bias.shape,
         attention.heads,
         attention.scale,

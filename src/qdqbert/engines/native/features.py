@@ -40,6 +40,7 @@ class Features:
         rotary: Whether queries and keys are rotated.
         is_causal: Whether tokens attend only to themselves and those before them.
         has_windows: Whether some layers attend only to near tokens.
+        has_experts: Whether some layers choose experts for each token.
         bounds_values: Whether values are rounded by scales that do not depend on the text.
         relative_keys: Whether queries are multiplied by a table of relative positions.
         relative_queries: Whether keys are multiplied by a table of relative positions.
@@ -64,6 +65,7 @@ class Features:
     rotary: bool = False
     is_causal: bool = False
     has_windows: bool = False
+    has_experts: bool = False
     bounds_values: bool = False
     relative_keys: bool = False
     relative_queries: bool = False
@@ -129,6 +131,7 @@ class Features:
             rotary=settings.integer("rotations", 0) > 0,
             is_causal=settings.truth("causal"),
             has_windows=any(layer.has("window") for layer in layers),
+            has_experts=any(layer.has("experts") for layer in layers),
             relative_keys=relative is not None and relative.truth("keys"),
             relative_queries=relative is not None and relative.truth("queries"),
             positions=settings.child("embeddings").truth("has_positions"),

@@ -7,8 +7,10 @@ to a multiple of 16. Columns of linear layers are in panels of 16; see `kernels.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from qdqbert.common.errors import GraphError
 from qdqbert.encoders.model import (
     TAIL_STATES,
     EncoderModel,
+    Experts,
     Floats,
     Head,
     HeadOutput,
@@ -43,6 +46,7 @@ from qdqbert.engines.native.schema import (
     LinearPart,
     NormPart,
     Place,
+    Size,
     sizes,
     with_gate,
 )
@@ -94,8 +98,8 @@ class _Packer:
         # Each layer may be made when it is asked for.
         self._layers = iter(model.layers)
         self._first = first = next(self._layers)
-        self._hidden = len(first.down.bias)
-        self._inner = len(first.up.bias)
+        self._hidden = len(first.down.bias) // first.parts
+        self._inner = len(first.up.bias) // first.parts
         self._rotations: list[Rotary] = []
         self._bounds: list[Floats] | None = []
         # Tables of relative positions of the layers, with the factors of their scores.
@@ -108,7 +112,8 @@ class _Packer:
         head, channel = np.divmod(np.arange(self._heads * self._head), self._head)
         gap = (size - self._head) // 2 if is_rotated else 0
         spread, gated = head * size + channel, first.gate is not None
-        self._sizes = sizes(
+        self._sizes_of = functools.partial(
+            sizes,
             hidden=self._hidden,
             inner=self._inner,
             heads=self._heads,
@@ -116,11 +121,10 @@ class _Packer:
             norms_each_head=first.attention.norms_each_head,
             gated=gated,
         )
-        halves = (0, padded(self._inner)) if gated else (0,)
+        self._sizes = self._sizes_of()
         self._places: dict[Place, NDArray[np.intp]] = {
             "heads": spread,
             "halves of heads": spread + gap * (2 * channel >= self._head),
-            "gate": np.add.outer(halves, np.arange(self._inner)).ravel(),
         }
 
     def pack(self) -> dict[str, Any]:
@@ -240,9 +244,11 @@ class _Packer:
             # Kernels read whole vectors of keys.
             spare = padded(bias.size + PANEL, PANEL) - bias.size
             self._keep(f"{name}.position_bias", np.append(bias, np.zeros(spare, np.float32)))
-        layer, settings = with_gate(layer), dict[str, Any]()
+        settings: dict[str, Any] = {"experts": self._experts(name, layer.experts)}
+        counts = self._sizes_of(experts=layer.parts if layer.experts else None)
+        layer = with_gate(layer)
         for part, linear in LINEARS.items():
-            settings[part] = self._linear(f"{name}.{part}", linear.of(layer), linear)
+            settings[part] = self._linear(f"{name}.{part}", linear.of(layer), linear, counts)
         for part, norm in NORMS.items():
             settings[part] = self._layer_norm(f"{name}.{part}", norm.of(layer), norm)
         for part, each in ROUNDINGS.items():
@@ -310,12 +316,32 @@ class _Packer:
         self._keep(f"rotations.{index}", _wide(both.astype(np.float32), self._size // 2))
         return index
 
-    def _linear(self, name: str, linear: Linear, part: LinearPart) -> dict[str, Any]:
+    def _experts(self, name: str, experts: Experts | None) -> dict[str, Any] | None:
+        """Add what chooses the experts of a layer, and return its settings."""
+        if experts is None:
+            return None
+        self._keep(f"{name}.experts_bias", _wide(experts.bias, self._sizes["hidden"]))
+        bias = np.zeros(len(experts.router), np.float32)
+        router = self._float_linear(f"{name}.router", Linear(weight=experts.router, bias=bias))
+        return {"chosen": experts.chosen, "router": router}
+
+    def _places_of(self, place: Place, count: int) -> NDArray[np.intp]:
+        """Return where channels or columns go."""
+        if place in self._places:
+            return self._places[place]
+        # A gate, and each expert, start with padding before them.
+        own = {"up": self._inner, "down": self._hidden}.get(place, count)
+        starts = np.arange(count // own) * padded(own)
+        return np.add.outer(starts, np.arange(own)).ravel()
+
+    def _linear(
+        self, name: str, linear: Linear, part: LinearPart, counts: Mapping[Size, int]
+    ) -> dict[str, Any]:
         """Add the arrays of a linear layer, and return its settings."""
         rows, depth = linear.weight.shape
-        columns = self._places.get(part.columns_at, np.arange(rows))
-        channels = self._places.get(part.channels_at, np.arange(depth))
-        count, deep = self._sizes[part.columns], self._sizes[part.depth]
+        columns = self._places_of(part.columns_at, rows)
+        channels = self._places_of(part.channels_at, depth)
+        count, deep = counts[part.columns], counts[part.depth]
         if linear.codes is None:
             floats = np.asarray(linear.weight, np.float32)
             floats = _at(floats, columns, channels, (count, deep))

@@ -116,11 +116,14 @@ class Program:
         self.functions: dict[str, Callable[..., None]] = {
             name: self._library.function(name) for name in _CALLED if self._library.has(name)
         }
-        self.products = sum(
-            layer[part]["depth"] * layer[part]["columns"]
-            for layer in self.settings["layers"]
-            for part in LINEARS
-        ) * (4 if self.features.floats else 1)
+        self.products = sum(map(_products, self.settings["layers"])) * (
+            4 if self.features.floats else 1
+        )
+        # Scores of experts of a token, with padding.
+        experts = (each["experts"] for each in self.settings["layers"])
+        self.expert_columns = max(
+            (each["router"]["columns"] for each in experts if each), default=0
+        )
         self.vocabulary = len(self.arrays["words"])
         self.type_count = len(self.arrays["token_types"])
         self.model = self._model()
@@ -207,7 +210,19 @@ class Program:
             window=self.settings["limit"] if layer["window"] is None else layer["window"],
             rotation=self.arrays.get(f"rotations.{layer['rotation']}"),
             **self._roundings(name, layer),
+            **self._experts(name, layer["experts"]),
         )
+
+    def _experts(self, name: str, settings: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the fields of a layer's record for experts."""
+        if settings is None:
+            return {}
+        return {
+            "experts": settings["router"]["width"],
+            "chosen": settings["chosen"],
+            "router": self.float_linear(f"{name}.router", settings["router"]),
+            "experts_bias": self.arrays[f"{name}.experts_bias"],
+        }
 
     def _roundings(self, name: str, layer: Mapping[str, Any]) -> dict[str, Array]:
         """Return the fields of a layer's record for fake quantization."""
@@ -369,3 +384,14 @@ class Program:
             depth=settings["depth"],
             bias=self.arrays[f"{name}.bias"],
         )
+
+
+def _products(layer: Mapping[str, Any]) -> int:
+    """Return the number of products of a layer for each token."""
+    total = 0
+    for part in LINEARS:
+        products: int = layer[part]["depth"] * layer[part]["columns"]
+        if layer["experts"] and part in ("up", "down"):
+            products = products * layer["experts"]["chosen"] // layer["experts"]["router"]["width"]
+        total += products
+    return total

@@ -127,6 +127,10 @@ LAYER = Record(
     # neither is rounded.
     attention_add=PTR,
     add=PTR,
+    experts=I64,  # their number; 0 if all tokens take the same feed-forward part
+    chosen=I64,  # experts of a token
+    router=PTR,  # FLOAT_LINEAR from hidden states to a score of each expert
+    experts_bias=PTR,  # float32 (hidden,)
 )
 """An encoder layer."""
 
@@ -210,13 +214,20 @@ THREAD = Record(
     embedded=PTR,  # float32 (block, embedding_width)
     codes=PTR,  # u8 (block + 32, hidden), a line between rows
     kept=PTR,  # float32 (block, hidden), if states are added twice
-    local=PTR,  # float32 (block, hidden): the output of a part, if it is normalized by itself
+    # float32 (block, hidden): the output of a part, if it is normalized or weighed by itself
+    local=PTR,
     inner=PTR,  # u8 (block + 32, inner or width), a line between rows
     row_scales=PTR,  # float32 (block + 32,): see `ROW_SCALE`
     spread=PTR,  # float32 (4, hidden or inner), if channels are spread
     normed=PTR,  # float32 (4, hidden), if layers normalize first
     # float32 (`float_rows`, inner) if scales are dynamic; (`float_rows`, 2 * inner) with a gate
     inner_float=PTR,
+    # Of experts: float32 (block, experts), the weights of tokens; the codes of the tokens of an
+    # expert, with their scales, and the numbers of their rows, int64.
+    expert_weights=PTR,
+    expert_codes=PTR,
+    expert_scales=PTR,
+    expert_rows=PTR,
     queries=PTR,  # float32 (queries, head_size), or as codes
     keys=PTR,  # float32, panels of keys: limit * head_size
     values=PTR,  # float32, panels of values: limit * head_size

@@ -221,7 +221,8 @@ class NativeRunner:
     def _forward(self, stream: Stream, texts: Texts, tokens_read: NDArray[np.int64] | None) -> None:
         heads = self._program.settings["heads"]
         # Without all heads, a thread cannot normalize over them, and columns are of whole models.
-        has_columns = not (self._program.features.joins_heads or self._convolution)
+        features = self._program.features
+        has_columns = not (features.joins_heads or features.has_experts or self._convolution)
         tokens = int(texts.starts[-1])
         is_busy = stream.calls_alone > 0
         stream.calls_alone -= is_busy

@@ -17,18 +17,33 @@ from qdqbert.encoders.model import Layer
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.memory import padded
 
-Size = Literal["states", "hidden", "narrow", "normed", "width", "inner", "up", "one"]
+Size = Literal["states", "hidden", "narrow", "normed", "width", "inner", "up", "down", "one"]
 """A number of channels or columns; see `sizes`."""
 
-Place = Literal["in order", "heads", "halves of heads", "gate"]
+Place = Literal["in order", "heads", "halves of heads", "up", "down"]
 """Where channels or columns go among those with padding."""
 
 
 def sizes(
-    *, hidden: int, inner: int, heads: int, head_size: int, norms_each_head: bool, gated: bool
+    *,
+    hidden: int,
+    inner: int,
+    heads: int,
+    head_size: int,
+    norms_each_head: bool,
+    gated: bool,
+    experts: int | None = None,
 ) -> dict[Size, int]:
-    """Return the sizes of the parts of a layer; `head_size` is with padding."""
+    """Return the sizes of the parts of a layer; `head_size` is with padding.
+
+    With `experts`, "up" and "down" have the columns of this number of them.
+    """
     every = heads * head_size
+    if experts is not None:
+        up, down = (experts * padded(each) for each in (inner, hidden))
+    else:
+        up = 2 * padded(inner) if gated else padded(inner, PANEL)
+        down = padded(hidden, PANEL)
     return {
         "states": hidden,
         "hidden": padded(hidden),
@@ -36,7 +51,8 @@ def sizes(
         "normed": head_size if norms_each_head else every,
         "width": padded(every),
         "inner": padded(inner),
-        "up": 2 * padded(inner) if gated else padded(inner, PANEL),
+        "up": up,
+        "down": down,
         "one": PANEL,
     }
 
@@ -108,8 +124,8 @@ LINEARS: Mapping[str, LinearPart] = {
     "value": LinearPart("attention.value", "hidden", "width", columns_at="heads"),
     "output": LinearPart("attention.output", "width", "narrow", channels_at="heads"),
     # Its gate follows it; see `with_gate`.
-    "up": LinearPart("up", "hidden", "up", columns_at="gate"),
-    "down": LinearPart("down", "inner", "narrow"),
+    "up": LinearPart("up", "hidden", "up", columns_at="up"),
+    "down": LinearPart("down", "inner", "down", columns_at="down"),
 }
 """The linear layers in int8 or float, in the order in which their weights are read."""
 

@@ -23,7 +23,7 @@ from qdqbert.common.files import new_file, refuse_pointer
 from qdqbert.common.safetensors_header import are_sizes, read_header
 from qdqbert.engines.native.memory import LINE
 
-FORMAT = 12
+FORMAT = 13
 """Number of the layout of arrays and settings."""
 
 _NAMES = {"int8": "I8", "int32": "I32", "float32": "F32"}

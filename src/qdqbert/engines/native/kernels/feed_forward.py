@@ -34,13 +34,16 @@ def emit_feed_forward(module: Module, isa: InstructionSet, features: Features) -
     for name, by_columns in (("feed_forward", False), ("feed_forward_columns", True)):
         arguments = "reader*, row, rows, context*, following*"
         with module.function(name, f"{RECORDS}, {arguments}") as f:
-            _FeedForward(f, features, by_columns=by_columns).write()
+            FeedForward(f, features, by_columns=by_columns).write()
 
 
-class _FeedForward:
-    """Writes the body of one of the two functions: its values, and its steps in order."""
+class FeedForward:
+    """Writes the body of one of the two functions: its values, and its steps in order.
 
-    def __init__(self, f: Function, features: Features, *, by_columns: bool) -> None:
+    `kernels.experts` writes the function of an expert with some of the steps.
+    """
+
+    def __init__(self, f: Function, features: Features, *, by_columns: bool = False) -> None:
         """Read what all steps need."""
         self.f, self.features, self.by_columns = f, features, by_columns
         self.hidden, self.width, self.inner = MODEL.each(f.model, "hidden", "width", "inner")
@@ -72,11 +75,20 @@ class _FeedForward:
         norm = self.record["attention_local_norm"]
         self.add("output", context, self.record["attention_add"], norm)
         self.normalize()
-        in_float = features.dynamic or features.gated
-        inner = self.up_in_float() if in_float else self.up_in_codes()
-        source, norm = (inner, self.inner_stride), self.record["local_norm"]
-        self.add("down", source, self.record["add"], norm)
+        if features.has_experts and not self.by_columns:
+            has_experts = self.record["experts"].differs(0)
+            with f.when(has_experts):
+                f.call("add_experts", **f.own(f"{RECORDS}, row, rows, following"))
+            with f.when(has_experts ^ 1):
+                self.add("down", self.up(), self.record["add"], self.record["local_norm"])
+        else:
+            self.add("down", self.up(), self.record["add"], self.record["local_norm"])
         f.call("end_layer", **f.own(f"{RECORDS}, reader, row, rows"))
+
+    def up(self) -> tuple[Value, Value]:
+        """Write the first linear layer; return its results, and the bytes of a row of them."""
+        in_float = self.features.dynamic or self.features.gated
+        return (self.up_in_float() if in_float else self.up_in_codes()), self.inner_stride
 
     def normalize(self) -> None:
         """Write the LayerNorms of states after an attention was added, and the codes for `up`."""
@@ -180,19 +192,15 @@ class _FeedForward:
     ) -> None:
         """Write a linear layer: all columns, or the thread's own."""
         f, record, first = self.f, self.record[name], self.first_panel(name)
-        if self.by_columns:
-            panels = THREAD.read(f.thread, f"own_{_COLUMNS[name]}")
-        else:
-            panels = LINEAR.read(record, "panels")
         f.call(
             kernel,
             linear=record,
             first=first,
-            panels=panels,
+            panels=self.panels(name),
             codes=source[0],
             code_stride=source[1],
             rows=f.rows if rows is None else rows,
-            out=out[0] + first * (PANEL * element) if isinstance(first, Value) else out[0],
+            out=out[0] + first * (PANEL * element) if self.by_columns else out[0],
             out_stride=out[1],
             row_scales=self.scales if row_scales is None else row_scales,
             extra=f.constant(PTR, 0) if extra is None else extra,
@@ -209,6 +217,12 @@ class _FeedForward:
         if not self.by_columns:
             return 0
         return THREAD.read(self.f.thread, f"first_{_COLUMNS[name]}")
+
+    def panels(self, name: str) -> Value:
+        """Return the number of panels of weights that the function reads."""
+        if self.by_columns:
+            return THREAD.read(self.f.thread, f"own_{_COLUMNS[name]}")
+        return LINEAR.read(self.record[name], "panels")
 
     def weights(self, name: str) -> Value:
         """Return the address of the first weights that the function reads."""

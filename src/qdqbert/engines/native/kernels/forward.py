@@ -30,6 +30,7 @@ from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import I64, Function, Module, Value
 from qdqbert.engines.native.kernels.attention import attend, emit_attention
 from qdqbert.engines.native.kernels.embedding import emit_embedding
+from qdqbert.engines.native.kernels.experts import emit_experts
 from qdqbert.engines.native.kernels.feed_forward import emit_feed_forward, weights_after_attention
 from qdqbert.engines.native.kernels.gate import emit_gate
 from qdqbert.engines.native.kernels.linear import emit_activations, emit_linears
@@ -77,6 +78,8 @@ def build_module(isa: InstructionSet, features: Features) -> Module:
     emit_read_tokens(module)
     emit_pooling(module)
     emit_projections(module, features)
+    if features.has_experts:
+        emit_experts(module, isa, features)
     emit_feed_forward(module, isa, features)
     _emit_texts(module, features)
     _emit_rows(module, features)
