@@ -65,6 +65,12 @@ def test_families_that_load_runs_alone_are_named(family) -> None:
         quantized_family(family)
 
 
+def test_configs_that_load_runs_alone_are_named() -> None:
+    assert quantized_family("nomic_bert", {"num_experts": 0}) is FAMILIES["nomic_bert"]
+    with pytest.raises(CheckpointError, match=r"`num_experts=8`. `qdqbert.load` runs them in INT8"):
+        quantized_family("nomic_bert", {"num_experts": 8})
+
+
 @pytest.mark.parametrize(
     ("family", "pad"),
     [

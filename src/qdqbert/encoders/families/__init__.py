@@ -105,7 +105,7 @@ FAMILIES = {
 
 
 _CROSS = "a decoder that reads an encoder"
-_EXPERTS = "experts, of which each token takes some"
+_EXPERTS = "experts with gates"
 _INEXACT = "an approximation of attention"
 
 LACKING: Mapping[str, str] = {
@@ -123,7 +123,7 @@ LACKING: Mapping[str, str] = {
     "lfm2": "convolutions between layers with attention",
     "luke": "entities among the tokens",
     "mobilebert": "narrow parts of layers, and several feed-forward parts in each",
-    "openai_privacy_filter": _EXPERTS,
+    "openai_privacy_filter": f"{_EXPERTS}, and scores of attention that belong to no token",
     "squeezebert": "linear layers in groups",
     "xlnet": "two streams of states",
     "xmod": "a part of each layer for each language",
