@@ -66,6 +66,9 @@ class Head(nn.Module):
             for name in ("q", "k", "v", "out"):
                 setattr(self.scorer, name, nn.Linear(size, size))
             self.scorer.score_mlp = layers(2 * size, 1024, 512, 1)
+        if settings.get("use_lstm"):
+            model.lstm = nn.Module()
+            model.lstm.lstm = nn.LSTM(size, size // 2, bidirectional=True, batch_first=True)
         model.logit_scale = nn.Parameter(torch.tensor(2.6592))
         self.model = model
         if settings.get("use_calibrator"):
@@ -127,8 +130,10 @@ class Head(nn.Module):
         if self.settings.get("extract_text_features"):
             start = int((ids == self.settings["text_token_index"]).int().argmax())
             zeros = torch.zeros_like(states[:start])
-            is_kept = self.settings["pooling_strategy"] == "pass"
+            is_kept = self.settings["pooling_strategy"] == "pass" or self.settings.get("use_lstm")
             states = states[start:] if is_kept else torch.cat([states[start:], zeros])
+        if self.settings.get("use_lstm"):
+            states = self.model.lstm.lstm(states[None])[0][0]
         return {
             "first": lambda x: x[0],
             "last": lambda x: x[-1],

@@ -70,7 +70,16 @@ def test_a_server_says_how_far_int8_is_from_float(served) -> None:
     [
         ("/entity-extraction", {"inputs": "a"}, "parameters"),
         ("/entity-extraction", {"inputs": "a", "parameters": {"threshold": 0.5}}, "labels"),
-        ("/entity-extraction", {"inputs": "a", "parameters": {"labels": [3]}}, "labels"),
+        (
+            "/entity-extraction",
+            {"inputs": "a", "parameters": {"labels": [3]}},
+            "`parameters.labels.0`: input should be a valid string.",
+        ),
+        (
+            "/entity-extraction",
+            {"inputs": "a", "parameters": {"labels": "b"}},
+            "`parameters.labels`: input should be a valid array, or input should be an object.",
+        ),
         ("/api/extract", {"input": "a"}, "labels"),
         ("/api/extract", {"input": "a", "labels": ["b"], "threshold": 1}, "threshold"),
     ],

@@ -34,6 +34,8 @@ SETTINGS = {
     "next token": {"embed_class_token": False, "extract_text_features": True},
     "lengths": {"normalize_features": True, "projector_hidden_act": "silu"},
     "calibrated": {"use_calibrator": True, "prompt_first": True},
+    "lstm": {"use_lstm": True},
+    "lstm of the text": {"use_lstm": True, "prompt_first": True, "extract_text_features": True},
     "shifted": {"use_calibrator": True, "calibrator_use_bias": True, "calibrator_beta_max": 2.0},
 }
 
@@ -58,7 +60,7 @@ def test_each_scorer_and_pooling_is_gliclass(scorer, pooling, tmp_path) -> None:
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("pooling", ["first", "avg"])
-@pytest.mark.usual("first-*", "avg-means", "avg-next token")
+@pytest.mark.usual("first-*", "avg-means", "avg-next token", "avg-lstm*")
 def test_settings_mean_what_they_mean_in_gliclass(settings, pooling, tmp_path) -> None:
     check(save_gliclass(tmp_path / "model", pooling_strategy=pooling, **settings))
 
@@ -141,6 +143,13 @@ def test_decisions_are_made_of_the_same_scores(model) -> None:
     )
 
 
+def test_a_single_label_is_certain_unless_it_is_scored_alone(model, folder) -> None:
+    assert model(TEXTS[0], ["rain"])["scores"] == [1.0]
+    (score,) = model(TEXTS[0], ["rain"], multi_label=True)["scores"]
+    (logits,) = reference(folder, TEXTS[:1], ["rain"])
+    assert score == pytest.approx(float(logits.sigmoid()), abs=0.02)
+
+
 def test_a_run_takes_labels(folder, model, write_file, tmp_path) -> None:
     data, output = write_file("texts.txt", "\n".join(TEXTS)), tmp_path / "out.jsonl"
     qdqbert.run(str(folder), str(data), str(output), labels=LABELS)
@@ -185,7 +194,7 @@ def test_labels_that_cannot_be_read_are_refused(model, labels, options, message)
     [
         ({"architecture_type": "bi-encoder"}, "architecture_type='bi-encoder'"),
         ({"architecture_type": "encoder-decoder"}, "architecture_type='encoder-decoder'"),
-        ({"use_lstm": True}, "an LSTM"),
+        ({"use_lstm": True}, "has no tensor `lstm.lstm.weight_hh_l0`"),
         ({"squeeze_layers": True}, "the states of all layers"),
         ({"encoder_layer_id": 1}, "the states of another layer"),
         ({"use_segment_embeddings": True}, "embeddings of the segments"),

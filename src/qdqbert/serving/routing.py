@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import pydantic
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from qdqbert.common.choices import VectorKind
 from qdqbert.common.json_files import unique_pairs
@@ -194,16 +196,46 @@ def described(error: pydantic.ValidationError, body: type[Body]) -> BadRequestEr
         return BadRequestError(
             f"The body is not JSON: {reason}. Send JSON with `Content-Type: application/json`."
         )
-    if len(first["loc"]) > 1:
-        name = str(first["loc"][0])
-        field = body.model_fields[name]
-        if field.description is not None and _has_forms(field.annotation):
-            # pydantic has an error for each form, and does not know which one was meant.
-            expected = field.description[:1].lower() + field.description[1:]
-            return BadRequestError(f"`{name}`: expected {expected}")
-    place = ".".join(map(str, first["loc"]))
-    text = first["msg"][:1].lower() + first["msg"][1:].replace(" after validation", "")
-    return BadRequestError(f"`{place}`: {text}." if place else f"The body: {text}.")
+    fields, field = _named(first["loc"], body)
+    rest = first["loc"][len(fields) :]
+    if not (rest and field is not None and _has_forms(field.annotation)):
+        place = ".".join(map(str, first["loc"]))
+        return BadRequestError(f"{f'`{place}`' if place else 'The body'}: {_reason(first)}.")
+    place = ".".join(fields)
+    # pydantic has an error for each form, and does not know which one was meant.
+    if field.description is not None:
+        expected = field.description[:1].lower() + field.description[1:]
+        return BadRequestError(f"`{place}`: expected {expected}")
+    own = [each for each in error.errors() if each["loc"][: len(fields)] == tuple(fields)]
+    deepest = max(own, key=lambda each: len(each["loc"]))
+    # After the name of the form come the places in it.
+    if inner := deepest["loc"][len(fields) + 1 :]:
+        return BadRequestError(f"`{place}.{'.'.join(map(str, inner))}`: {_reason(deepest)}.")
+    reasons = dict.fromkeys(map(_reason, own))
+    return BadRequestError(f"`{place}`: {', or '.join(reasons)}.")
+
+
+def _named(
+    location: Sequence[int | str], body: type[pydantic.BaseModel]
+) -> tuple[list[str], FieldInfo | None]:
+    """Return the names of fields that a location begins with, and the last of the fields."""
+    names: list[str] = []
+    found: FieldInfo | None = None
+    kind: Any = body
+    for part in location:
+        if not (isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)):
+            break
+        found = kind.model_fields.get(str(part))
+        if found is None:
+            break
+        names.append(str(part))
+        kind = found.annotation
+    return names, found
+
+
+def _reason(error: ErrorDetails) -> str:
+    text = error["msg"][:1].lower() + error["msg"][1:]
+    return text.replace(" after validation", "")
 
 
 def _has_forms(annotation: Any) -> bool:

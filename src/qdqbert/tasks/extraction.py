@@ -6,6 +6,7 @@ counts in the one in which it is farthest from the ends.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypedDict
@@ -272,29 +273,38 @@ def _limits(encoding: tokenizers.Encoding, count: int) -> NDArray[np.int64]:
 def merged(windows: Sequence[Window], found: Sequence[Found]) -> list[Span]:
     """Return the spans of all windows of a text, each once, by their first word."""
     spans = []
-    for own, each in zip(windows, found, strict=True):
+    starts, stops = ([each.first for each in windows], [each.stop for each in windows])
+    for index, (own, each) in enumerate(zip(windows, found, strict=True)):
         columns = (each.first + own.first, each.last + own.first, each.label, each.score)
         for first, last, label, score in zip(*(x.tolist() for x in columns), strict=True):
-            if len(windows) == 1 or _owner(windows, first, last) is own:
+            # Windows with the span are neighbours.
+            near = range(bisect.bisect_right(stops, last), bisect.bisect_right(starts, first))
+            if len(near) == 1 or _owner(windows, near, first, last) == index:
                 spans.append(Span(first, last, label, score))
     return spans
 
 
-def _owner(windows: Sequence[Window], first: int, last: int) -> Window:
-    """Return the window in which a span is farthest from the ends; the first one of several."""
+def _owner(windows: Sequence[Window], near: Iterable[int], first: int, last: int) -> int:
+    """Return the window in which a span is farthest from the ends; the first one of several.
+
+    `near` are the windows that have the span.
+    """
     end = windows[-1].stop
 
-    def margin(window: Window) -> int:
+    def margin(index: int) -> int:
+        window = windows[index]
         # There is nothing more to read before and after the text.
         before = end if window.first == 0 else first - window.first
         after = end if window.stop == end else window.stop - 1 - last
         return min(before, after)
 
-    return max((each for each in windows if each.first <= first and last < each.stop), key=margin)
+    return max(near, key=margin)
 
 
 def chosen(spans: Iterable[Span], *, flat: bool, multi_label: bool) -> list[Span]:
     """Return the spans that stay, the most probable ones first chosen, by their first word.
+
+    Each takes the time of its words, however many stay.
 
     Args:
         spans: Spans of a text.
@@ -304,19 +314,27 @@ def chosen(spans: Iterable[Span], *, flat: bool, multi_label: bool) -> list[Span
     """
     by_score = sorted(spans, key=lambda span: -span.score)
     kept: list[Span] = []
-    # The first and the last word of the kept ones, and whether a word is in one of them.
-    limits = np.empty((2, len(by_score)), np.int64)
-    taken = bytearray(1 + max((each.last for each in by_score), default=0))
+    places: set[tuple[int, int]] = set()
+    count = 1 + max((each.last for each in by_score), default=0)
+    # Of the spans that begin with a word, the last end; of those that end with it, the first start.
+    ends, starts = [-1] * count, [count] * count
+    taken = bytearray(count)
     for each in by_score:
-        words = slice(each.first, each.last + 1)
+        first, last = place = each[:2]
+        if place in places:
+            if multi_label:
+                kept.append(each)
+            continue
+        words = slice(first, last + 1)
         if any(taken[words]):
-            if flat and not multi_label:
+            # One is inside of the other unless one begins in the other and ends outside of it.
+            crosses = max(ends[first + 1 : last + 1], default=-1) > last
+            if flat or crosses or min(starts[first:last], default=count) < first:
                 continue
-            if _clashes(each, *limits[:, : len(kept)], flat=flat, multi_label=multi_label):
-                continue
-        limits[:, len(kept)] = each[:2]
+        taken[words] = b"\1" * (last + 1 - first)
+        ends[first], starts[last] = max(ends[first], last), min(starts[last], first)
+        places.add(place)
         kept.append(each)
-        taken[words] = b"\1" * (each.last + 1 - each.first)
     return sorted(kept, key=lambda span: span.first)
 
 
@@ -327,25 +345,6 @@ def chosen_alone(spans: Iterable[Span], *, flat: bool) -> list[Span]:
         of_label.setdefault(each.label, []).append(each)
     kept = (chosen(own, flat=flat, multi_label=False) for own in of_label.values())
     return sorted((each for own in kept for each in own), key=lambda span: span.first)
-
-
-def _clashes(
-    span: Span,
-    firsts: NDArray[np.int64],
-    lasts: NDArray[np.int64],
-    *,
-    flat: bool,
-    multi_label: bool,
-) -> bool:
-    """Return whether a span cannot stay next to spans with some first and last words."""
-    is_same = (firsts == span.first) & (lasts == span.last)
-    if not multi_label and is_same.any():
-        return True
-    is_near = (firsts <= span.last) & (lasts >= span.first) & ~is_same
-    if flat:
-        return bool(is_near.any())
-    # One is inside of the other if it starts later, or with it, and ends earlier, or with it.
-    return bool((is_near & ((firsts - span.first) * (lasts - span.last) > 0)).any())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

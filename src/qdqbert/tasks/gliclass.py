@@ -103,7 +103,7 @@ class ReadTogether:
 
     def logits(self, _: EncodedItem, values: Sequence[NDArray[np.float32]], /) -> LabelLogits:
         """Return the logits, which are those of each label alone, too."""
-        return LabelLogits(values[0], values[0])
+        return LabelLogits(values[0], values[0], scores_one_alone=False)
 
 
 class JointClassifier(ZeroShotClassifier):

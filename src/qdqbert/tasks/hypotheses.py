@@ -44,14 +44,16 @@ class LabelLogits(NamedTuple):
     Attributes:
         own: Logits, whose softmax is the probability of each label.
         alone: Logits, whose sigmoid is the probability that a label fits, whatever the others.
+        scores_one_alone: Whether a single label is scored so, too, and is not certain.
     """
 
     own: NDArray[Any]
     alone: NDArray[Any]
+    scores_one_alone: bool = True
 
     def scores(self, *, multi_label: bool) -> NDArray[Any]:
-        """Return the score of each label; a single one is scored alone."""
-        if multi_label or len(self.own) == 1:
+        """Return the score of each label."""
+        if multi_label or (len(self.own) == 1 and self.scores_one_alone):
             return apply("sigmoid", self.alone)
         return apply("softmax", self.own)
 

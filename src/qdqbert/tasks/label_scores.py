@@ -7,16 +7,20 @@ change some of its poolings, do not occur here: a text is read alone.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.common.errors import CheckpointError
-from qdqbert.encoders.checkpoint.gliclass import LABEL_WEIGHTS, LabelHead, read_label_weights
+from qdqbert.encoders.checkpoint.gliclass import LABEL_WEIGHTS, LabelHead
+from qdqbert.encoders.checkpoint.own_layers import read_own_weights
 from qdqbert.encoders.model import Floats
+from qdqbert.engines.native.float_layers import FloatLinear
 from qdqbert.tasks.logits import apply
+from qdqbert.tasks.recurrent import Recurrent, recurrent
+from qdqbert.tasks.span_layers import Tensors, relu
 
 # As in torch.
 _NORM_EPSILON = np.float32(1e-5)
@@ -27,47 +31,6 @@ _WITHOUT_BIAS = tuple(f"scorer.{each}_proj" for each in "qkv")
 _BETA = np.float32(4)
 
 
-class _Tensors:
-    """Tensors by name, and the layers that they make."""
-
-    def __init__(self, tensors: Mapping[str, Floats], path: Path) -> None:
-        self._tensors, self._path = tensors, path
-
-    def linear(self, name: str, x: Floats) -> Floats:
-        """Return the outputs of a linear layer, whose bias may be missing."""
-        weight = self.get(f"{name}.weight")
-        if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
-            raise self._damaged(f"{name}.weight")
-        bias = self._tensors.get(f"{name}.bias")
-        if (bias is None and name not in _WITHOUT_BIAS) or (
-            bias is not None and bias.shape != weight.shape[:1]
-        ):
-            raise self._damaged(f"{name}.bias")
-        return np.asarray(x @ weight.T if bias is None else x @ weight.T + bias, np.float32)
-
-    def norm(self, name: str, x: Floats) -> Floats:
-        """Return normalized vectors."""
-        for part in ("weight", "bias"):
-            if self.get(f"{name}.{part}").shape != x.shape[-1:]:
-                raise self._damaged(f"{name}.{part}")
-        centered = x - x.mean(axis=-1, keepdims=True)
-        scale = np.sqrt(np.square(centered).mean(axis=-1, keepdims=True) + _NORM_EPSILON)
-        return np.asarray(
-            centered / scale * self.get(f"{name}.weight") + self.get(f"{name}.bias"), np.float32
-        )
-
-    def get(self, name: str) -> Floats:
-        if name not in self._tensors:
-            raise self._damaged(name)
-        return self._tensors[name]
-
-    def _damaged(self, name: str) -> CheckpointError:
-        return CheckpointError(
-            f"{str(self._path)!r} has no tensor `{name}` that fits the settings of gliclass. "
-            "Download or copy the checkpoint again."
-        )
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LabelScorer:
     """Scores labels by the states of a text that is read with them.
@@ -75,10 +38,12 @@ class LabelScorer:
     Attributes:
         head: How labels are scored.
         tensors: The weights.
+        layers: The linear layers that ran, by name.
     """
 
     head: LabelHead
-    tensors: _Tensors
+    tensors: Tensors
+    layers: dict[str, FloatLinear] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of_folder(cls, head: LabelHead, folder: Path) -> LabelScorer:
@@ -87,9 +52,9 @@ class LabelScorer:
         Raises:
             CheckpointError: The file is missing or damaged, or does not fit the settings.
         """
-        tensors = _Tensors(read_label_weights(folder), folder / LABEL_WEIGHTS)
+        tensors = Tensors(read_own_weights(folder, LABEL_WEIGHTS), folder / LABEL_WEIGHTS)
         made = cls(head=head, tensors=tensors)
-        width = tensors.get("text_projector.linear_1.weight").shape[-1]
+        width = tensors.get("text_projector.linear_1.weight", 2).shape[-1]
         made.logits(np.ones((3, width), np.float32), np.array([head.label_id, 0, head.sep_id]), 1)
         return made
 
@@ -105,8 +70,38 @@ class LabelScorer:
         labels = self._projected("classes_projector", self._labels(states, ids, count))
         found = _SCORERS[self.head.scorer](self, text, labels)
         if self.head.normalizes:
-            found = found * self.tensors.get("logit_scale")
+            found = found * self.tensors.get("logit_scale", 1)
         return self._calibrated(text, labels, found) if self.head.calibrates else found
+
+    def linear(self, name: str, x: Floats) -> Floats:
+        """Return the outputs of a linear layer for vectors, whose last axis it reads."""
+        if name not in self.layers:
+            has_bias = name not in _WITHOUT_BIAS
+            weight, bias = (
+                self.tensors.layer(name)
+                if has_bias
+                else (self.tensors.get(f"{name}.weight", 2), None)
+            )
+            self.layers[name] = FloatLinear(weight, bias)
+        try:
+            found = self.layers[name](x.reshape(-1, x.shape[-1]))
+        except ValueError as error:
+            raise self.tensors.damaged(f"{name}.weight") from error
+        return found.reshape(*x.shape[:-1], -1)
+
+    def norm(self, name: str, x: Floats) -> Floats:
+        """Return normalized vectors."""
+        weight, bias = (self.tensors.get(f"{name}.{part}", 1) for part in ("weight", "bias"))
+        if not weight.shape == bias.shape == x.shape[-1:]:
+            raise self.tensors.damaged(f"{name}.weight")
+        centered = x - x.mean(axis=-1, keepdims=True)
+        scale = np.sqrt(np.square(centered).mean(axis=-1, keepdims=True) + _NORM_EPSILON)
+        return np.asarray(centered / scale * weight + bias, np.float32)
+
+    @functools.cached_property
+    def recurrent(self) -> Recurrent:
+        """The LSTM over the states of a text."""
+        return recurrent(self.tensors, "lstm.lstm")
 
     def _text(self, states: Floats, ids: NDArray[np.integer]) -> Floats:
         """Return the vector of a text, `(hidden,)`, or all of its states."""
@@ -114,10 +109,17 @@ class LabelScorer:
             # The first token if there is none, as in gliclass.
             start = int((ids == self.head.sep_id).argmax())
             own = states[start:]
-            if self.head.text_pooling == "pass":
-                return own
-            # gliclass fills with zeros, which its poolings read.
-            states = np.concatenate([own, np.zeros((start, states.shape[1]), np.float32)])
+            if self.head.text_pooling == "pass" or self.head.has_lstm:
+                states = own
+            else:
+                # gliclass fills with zeros, which its poolings read.
+                states = np.concatenate([own, np.zeros((start, states.shape[1]), np.float32)])
+        if self.head.has_lstm:
+            read = self.recurrent
+            try:
+                states = read(states)
+            except ValueError as error:
+                raise self.tensors.damaged("lstm.lstm.weight_ih_l0") from error
         return _POOLINGS[self.head.text_pooling](states)
 
     def _labels(self, states: Floats, ids: NDArray[np.integer], count: int) -> Floats:
@@ -141,8 +143,8 @@ class LabelScorer:
         return found
 
     def _projected(self, name: str, x: Floats) -> Floats:
-        inner = _ACTIVATIONS[self.head.activation](self.tensors.linear(f"{name}.linear_1", x))
-        found = self.tensors.linear(f"{name}.linear_2", inner)
+        inner = _ACTIVATIONS[self.head.activation](self.linear(f"{name}.linear_1", x))
+        found = self.linear(f"{name}.linear_2", inner)
         if self.head.normalizes:
             found = found / (np.linalg.norm(found, axis=-1, keepdims=True) + _LENGTH_EPSILON)
         return found
@@ -159,12 +161,12 @@ class LabelScorer:
             np.full_like(logits, losses.mean()),
             np.full_like(logits, np.log(len(logits))),
         ]
-        own = np.broadcast_to(self.tensors.norm("calibrator.text_norm", text), labels.shape)
-        other = self.tensors.norm("calibrator.label_norm", labels)
+        own = np.broadcast_to(self.norm("calibrator.text_norm", text), labels.shape)
+        other = self.norm("calibrator.label_norm", labels)
         x = np.concatenate([own, other, own * other, np.abs(own - other), np.stack(facts, -1)], -1)
         for index in (0, 3):
-            x = gelu(self.tensors.linear(f"calibrator.mlp.{index}", x))
-        x = self.tensors.linear("calibrator.mlp.6", x)
+            x = gelu(self.linear(f"calibrator.mlp.{index}", x))
+        x = self.linear("calibrator.mlp.6", x)
         scales = np.float32(self.head.largest_scale) * apply("sigmoid", x[:, 0])
         return scales * logits + (x[:, 1] if self.head.shifts else np.float32(0))
 
@@ -174,38 +176,38 @@ def _simple(_: LabelScorer, text: Floats, labels: Floats) -> Floats:
 
 
 def _weighted_dot(scorer: LabelScorer, text: Floats, labels: Floats) -> Floats:
-    linear, size = scorer.tensors.linear, text.shape[-1]
+    linear, size = scorer.linear, text.shape[-1]
     own, other = linear("scorer.proj_text", text), linear("scorer.proj_label", labels)
     first = np.broadcast_to(own[:size], (len(labels), size))
     x = np.concatenate([first, other[:, :size], own[size:] * other[:, size:]], axis=-1)
-    return linear("scorer.out_mlp.3", _relu(linear("scorer.out_mlp.0", x)))[:, 0]
+    return linear("scorer.out_mlp.3", relu(linear("scorer.out_mlp.0", x)))[:, 0]
 
 
 def _mlp(scorer: LabelScorer, text: Floats, labels: Floats) -> Floats:
     x = np.concatenate([np.broadcast_to(text, labels.shape), labels], axis=-1)
-    return _layers(scorer, "scorer.mlp", x, _relu)
+    return _layers(scorer, "scorer.mlp", x, relu)
 
 
 def _hopfield(scorer: LabelScorer, text: Floats, labels: Floats) -> Floats:
-    linear = scorer.tensors.linear
+    linear = scorer.linear
     shares = linear("scorer.q_proj", labels) @ linear("scorer.k_proj", text)
     weights = apply("softmax", _BETA * shares)
     context: Floats = weights[:, None] * linear("scorer.v_proj", text)
-    return _layers(scorer, "scorer.mlp", labels + context, _relu)
+    return _layers(scorer, "scorer.mlp", labels + context, relu)
 
 
 def _cross_attention(scorer: LabelScorer, text: Floats, labels: Floats) -> Floats:
-    tensors, heads = scorer.tensors, scorer.head.heads
+    heads = scorer.head.heads
 
     def split(x: Floats) -> Floats:
         return x.reshape(len(x), heads, -1).swapaxes(0, 1)
 
-    query = split(tensors.linear("scorer.q", tensors.norm("scorer.q_norm", labels)))
-    key = split(tensors.linear("scorer.k", tensors.norm("scorer.kv_norm", text)))
-    value = split(tensors.linear("scorer.v", text))
+    query = split(scorer.linear("scorer.q", scorer.norm("scorer.q_norm", labels)))
+    key = split(scorer.linear("scorer.k", scorer.norm("scorer.kv_norm", text)))
+    value = split(scorer.linear("scorer.v", text))
     shares = query @ key.swapaxes(1, 2) / np.sqrt(np.float32(query.shape[-1]))
     context = (apply("softmax", shares) @ value).swapaxes(0, 1).reshape(labels.shape)
-    context = tensors.norm("scorer.norm", tensors.linear("scorer.out", context))
+    context = scorer.norm("scorer.norm", scorer.linear("scorer.out", context))
     return _layers(scorer, "scorer.score_mlp", np.concatenate([context, labels], -1), gelu)
 
 
@@ -234,12 +236,8 @@ def _layers(
 ) -> Floats:
     """Return the only output of three linear layers with functions between them."""
     for index in (0, 2):
-        x = activation(scorer.tensors.linear(f"{name}.{index}", x))
-    return scorer.tensors.linear(f"{name}.4", x)[:, 0]
-
-
-def _relu(x: Floats) -> Floats:
-    return np.maximum(x, 0)
+        x = activation(scorer.linear(f"{name}.{index}", x))
+    return scorer.linear(f"{name}.4", x)[:, 0]
 
 
 def gelu(x: Floats) -> Floats:
@@ -259,7 +257,7 @@ def _erf(x: Floats) -> Floats:
 
 _ACTIVATIONS: Mapping[str, Callable[[Floats], Floats]] = {
     "gelu": gelu,
-    "relu": _relu,
+    "relu": relu,
     "silu": lambda x: x * apply("sigmoid", x),
     "tanh": np.tanh,
 }

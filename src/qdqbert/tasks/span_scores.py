@@ -2,7 +2,7 @@
 
 Each text is computed alone: its scores do not depend on the other texts of a batch.
 
-Source: modeling/ of gliner 0.2, `Scorer` and `LstmSeq2SeqEncoder`; for gliner2, `gliner2_scores`.
+Source: modeling/ of gliner 0.2, `Scorer`; for gliner2, `gliner2_scores`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.checkpoint.gliner import GlinerHead
 from qdqbert.encoders.checkpoint.gliner2 import Gliner2Head
-from qdqbert.encoders.checkpoint.own_layers import SPAN_WEIGHTS, SpanHead, read_span_weights
+from qdqbert.encoders.checkpoint.own_layers import SPAN_WEIGHTS, SpanHead, read_own_weights
 from qdqbert.encoders.model import Floats
 from qdqbert.engines.native.float_layers import FloatLinear
 from qdqbert.tasks.gliner2_scores import gliner2_scores
 from qdqbert.tasks.logits import apply
+from qdqbert.tasks.recurrent import Recurrent, recurrent
 from qdqbert.tasks.span_layers import FIRST, LAST, Tensors, relu, span_scores
 
 
@@ -56,40 +57,6 @@ class Found(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Recurrent:
-    """A layer of an LSTM in both directions.
-
-    Attributes:
-        inputs: `x` to the gates of both directions, with both biases: `in` to `2 * 4 * width`.
-        states: States to gates, one for each direction: `width` to `4 * width`.
-        width: Channels of a state of one direction.
-    """
-
-    inputs: FloatLinear
-    states: tuple[FloatLinear, FloatLinear]
-    width: int
-
-    def __call__(self, x: Floats) -> Floats:
-        """Return the states of both directions after each word. `(words, 2 * width)`."""
-        width = self.width
-        gates = self.inputs(x).reshape(len(x), 2, 4 * width)
-        # The second direction begins with the last word.
-        gates = np.stack([gates[:, 0], gates[::-1, 1]], axis=1)
-        found = np.empty((len(x), 2, width), np.float32)
-        state, cell = np.zeros((2, 2, width), np.float32)
-        for index, gate in enumerate(gates):
-            for way in (0, 1):
-                gate[way] += self.states[way](state[way : way + 1])[0]
-            # Gates are in the order of torch: input, forget, cell, output.
-            candidate = np.tanh(gate[:, 2 * width : 3 * width])
-            opened = apply("sigmoid", gate)
-            cell = opened[:, width : 2 * width] * cell + opened[:, :width] * candidate
-            state = opened[:, 3 * width :] * np.tanh(cell)
-            found[index] = state
-        return np.concatenate([found[:, 0], found[::-1, 1]], axis=1)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class SpanScorer:
     """The layers after the encoder.
 
@@ -106,14 +73,14 @@ class SpanScorer:
     head: SpanHead
     projection: FloatLinear | None = None
     label_projection: FloatLinear | None = None
-    recurrent: tuple[_Recurrent, ...] = ()
+    recurrent: tuple[Recurrent, ...] = ()
     score: Callable[[Floats, Floats], Floats]
     path: Path
 
     @classmethod
     def of_folder(cls, head: SpanHead, folder: Path) -> SpanScorer:
         """Return the layers whose weights are in a folder with graphs; see `of`."""
-        return cls.of(head, read_span_weights(folder), folder / SPAN_WEIGHTS)
+        return cls.of(head, read_own_weights(folder, SPAN_WEIGHTS), folder / SPAN_WEIGHTS)
 
     @classmethod
     def of(cls, head: SpanHead, weights: Mapping[str, Floats], path: Path) -> SpanScorer:
@@ -134,7 +101,9 @@ class SpanScorer:
             head=head,
             projection=projection,
             label_projection=label_projection,
-            recurrent=tuple(_recurrent(tensors, each) for each in range(head.recurrent_layers)),
+            recurrent=tuple(
+                recurrent(tensors, "rnn.lstm", index) for index in range(head.recurrent_layers)
+            ),
             score=_gliner_scores(tensors, head),
             path=path,
         )
@@ -275,34 +244,3 @@ def _of_words(chances: Floats, threshold: float) -> Found:
     columns = list(zip(*found, strict=True)) or [(), (), (), ()]
     first_words, last_words, labels = (np.array(each, np.int64) for each in columns[:3])
     return Found(first_words, last_words, labels, np.array(columns[3], np.float32))
-
-
-def _recurrent(tensors: Tensors, index: int) -> _Recurrent:
-    """Return a layer of the LSTM."""
-    ways = [f"_l{index}", f"_l{index}_reverse"]
-    width = tensors.get(f"rnn.lstm.weight_hh{ways[0]}", 2).shape[1]
-    # The second direction fits the first one.
-    depth = tensors.get(f"rnn.lstm.weight_ih{ways[1]}", 2).shape[1]
-    shapes = {
-        "weight_ih": (4 * width, depth),
-        "weight_hh": (4 * width, width),
-        "bias_ih": (4 * width,),
-        "bias_hh": (4 * width,),
-    }
-    for way in ways:
-        for part, shape in shapes.items():
-            name = f"rnn.lstm.{part}{way}"
-            if tensors.get(name, len(shape)).shape != shape:
-                raise tensors.damaged(name)
-    inputs = [tensors.get(f"rnn.lstm.weight_ih{way}", 2) for way in ways]
-    states = [tensors.get(f"rnn.lstm.weight_hh{way}", 2) for way in ways]
-    biases = [
-        tensors.get(f"rnn.lstm.bias_ih{way}", 1) + tensors.get(f"rnn.lstm.bias_hh{way}", 1)
-        for way in ways
-    ]
-    first, second = map(FloatLinear, states)
-    return _Recurrent(
-        inputs=FloatLinear(np.concatenate(inputs), np.concatenate(biases)),
-        states=(first, second),
-        width=width,
-    )

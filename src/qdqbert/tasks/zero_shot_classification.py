@@ -33,7 +33,6 @@ from qdqbert.tasks.hypotheses import (
     LABELED_ROWS,
     LabelLogits,
     LabelScores,
-    ScoreLabels,
     found_entailment,
     hypotheses,
     label_logits,
@@ -323,22 +322,7 @@ class ZeroShotClassifier(TakesLabels, Model):
         answers = self._all(job, texts)
         return answers[0] if is_one else answers
 
-    @suggest_keywords
-    def job(
-        self,
-        *,
-        candidate_labels: str | Sequence[str],
-        multi_label: bool = False,
-        hypothesis_template: str | None = None,
-        entailment_label: str | None = None,
-    ) -> ScoreLabels:
-        """Return the job of a call with these options, for `stream`."""
-        return self.zero_shot_job(
-            candidate_labels=candidate_labels,
-            multi_label=multi_label,
-            hypothesis_template=hypothesis_template,
-            entailment_label=entailment_label,
-        )
+    job = TakesLabels.zero_shot_job
 
 
 def _label_scores(answer: LabelScores, _: Mapping[str, Any]) -> list[dict[str, Any]]:

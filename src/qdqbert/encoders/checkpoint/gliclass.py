@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-import numpy as np
 import tokenizers
 
 from qdqbert.common.errors import CheckpointError
@@ -22,10 +21,8 @@ from qdqbert.common.file_names import CONFIG
 from qdqbert.common.json_files import Fields
 from qdqbert.encoders.checkpoint.own_layers import OwnLayers, found_weights
 from qdqbert.encoders.checkpoint.sentence_files import FindFile
-from qdqbert.encoders.model import Floats
 from qdqbert.encoders.task_kinds import ENCODER, TaskName
 from qdqbert.encoders.tensor_files import write_tensors
-from qdqbert.encoders.weights import Weights
 
 GLICLASS = "GLiClass"
 """The `model_type` of these checkpoints, and the field of a folder's config.json that has their
@@ -42,13 +39,15 @@ LabelPooling = Literal["first", "average"]
 Scorer = Literal["simple", "weighted-dot", "mlp", "hopfield", "cross-attn"]
 Projection = Literal["gelu", "relu", "silu", "tanh"]
 
-_HEAD = ("model.text_projector.", "model.classes_projector.", "model.scorer.", "calibrator.")
+_HEAD = (
+    *("model.text_projector.", "model.classes_projector.", "model.scorer.", "model.lstm."),
+    "calibrator.",
+)
 _SCALE = "model.logit_scale"
 # Decoders whose tokens see those after them in gliclass.
 _BIDIRECTIONAL = ("gemma", "llama", "mistral", "qwen2")
 # Settings of layers that are not computed: their names, what changes nothing, and what they add.
 _MISSING: Mapping[str, tuple[object, str]] = {
-    "use_lstm": (False, "an LSTM on the states of the text"),
     "squeeze_layers": (False, "the states of all layers"),
     "encoder_layer_id": (-1, "the states of another layer than the last one"),
     "use_segment_embeddings": (False, "embeddings of the segments of a text"),
@@ -64,6 +63,7 @@ class LabelHead(OwnLayers):
         scorer: How vectors of a text and of a label become a score.
         text_pooling: How the states of a text become one vector; "pass" keeps all.
         label_pooling: Whether a label is its first state or the mean of its states.
+        has_lstm: Whether an LSTM reads the states of a text before they are pooled.
         starts_at_text: Whether the states of a text begin at the token after the labels.
         reads_marker: Whether the states of a label have that of the token before it.
         labels_first: Whether labels stand before the text.
@@ -83,6 +83,7 @@ class LabelHead(OwnLayers):
     scorer: Scorer
     text_pooling: TextPooling
     label_pooling: LabelPooling
+    has_lstm: bool
     starts_at_text: bool
     reads_marker: bool
     labels_first: bool
@@ -119,7 +120,7 @@ class LabelHead(OwnLayers):
         return ENCODER
 
     def write_settings(self, folder: Path, find: FindFile) -> None:
-        """Write the weights after the encoder to a folder; see `read_label_weights`.
+        """Write the weights after the encoder to a folder; see `read_own_weights`.
 
         Raises:
             CheckpointError: There are none, or the file is damaged.
@@ -198,6 +199,7 @@ def label_head(values: Mapping[str, Any]) -> LabelHead:
         scorer=scorer,
         text_pooling=pooling,
         label_pooling=choice("class_token_pooling", "first", LabelPooling),
+        has_lstm=truth("use_lstm", False),
         starts_at_text=starts_at_text,
         reads_marker=truth("embed_class_token", True),
         labels_first=truth("prompt_first", False),
@@ -242,13 +244,3 @@ def encoder_values(values: Mapping[str, Any]) -> dict[str, Any]:
         found["vocab_size"] = size
     kept = {name: each for name, each in values.items() if name != "encoder_config"}
     return {**found, GLICLASS: kept}
-
-
-def read_label_weights(folder: Path) -> dict[str, Floats]:
-    """Return the weights after the encoder, which `LabelHead.write_settings` wrote, by name.
-
-    Raises:
-        CheckpointError: The file is missing or damaged.
-    """
-    weights = Weights(folder, names=(LABEL_WEIGHTS,))
-    return {name: np.ascontiguousarray(weights.read(name)) for name in weights}

@@ -162,7 +162,7 @@ class SpanHead(OwnLayers):
         return {name: weights.read(name) for name in weights if name.startswith(self.layers)}
 
     def write_settings(self, folder: Path, find: FindFile) -> None:
-        """Write the weights after the encoder to a folder; see `read_span_weights`."""
+        """Write the weights after the encoder to a folder; see `read_own_weights`."""
         write_tensors(folder / SPAN_WEIGHTS, self.tensors(find))
 
 
@@ -181,13 +181,13 @@ def _without_limit(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "max_position_embeddings": max(limit, _LONGEST)}
 
 
-def read_span_weights(folder: Path) -> dict[str, Floats]:
-    """Return the weights after the encoder, which `SpanHead.write_settings` wrote, by name.
+def read_own_weights(folder: Path, file: str) -> dict[str, Floats]:
+    """Return the weights after the encoder, which `write_settings` of a head wrote, by name.
 
     Raises:
         CheckpointError: The file is missing or damaged.
     """
-    weights = Weights(folder, names=(SPAN_WEIGHTS,))
+    weights = Weights(folder, names=(file,))
     return {name: np.ascontiguousarray(weights.read(name)) for name in weights}
 
 
