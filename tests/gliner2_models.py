@@ -181,8 +181,7 @@ class Reference:
         self, text: str, labels: Sequence[str] | Mapping[str, str]
     ) -> list[tuple[int, int, str, float]]:
         """Return the start, the end, the label and the probability of each span of a text."""
-        said = labels if isinstance(labels, Mapping) else {}
-        schema = words_of("entities", labels, "[E]", said)
+        schema = words_of("entities", labels, "[E]")
         (marks,), states, places = self.states(text, [schema])
         task, *own = marks
         if int(self.head.count_pred(task).argmax()) == 0:
@@ -202,10 +201,7 @@ class Reference:
     @torch.no_grad()
     def logits(self, text: str, tasks: Mapping[str, Any]) -> list[torch.Tensor]:
         """Return the logits of the labels of each task, by their names."""
-        schemas = [
-            words_of(name, labels, "[L]", labels if isinstance(labels, Mapping) else {})
-            for name, labels in tasks.items()
-        ]
+        schemas = [words_of(name, labels, "[L]") for name, labels in tasks.items()]
         marks, _, _ = self.states(text, schemas)
         return [self.head.classifier(torch.stack(each[1:]))[:, 0] for each in marks]
 
@@ -245,13 +241,12 @@ class Reference:
         )
 
 
-def words_of(
-    name: str, labels: Sequence[str] | Mapping[str, str], mark: str, said: Mapping[str, str]
-) -> list[str]:
-    """Return the words of a schema."""
-    more = "".join(f" [DESCRIPTION] {label}: {text}" for label, text in said.items())
+def words_of(name: str, labels: Sequence[str] | Mapping[str, str | None], mark: str) -> list[str]:
+    """Return the words of a schema, of labels or their descriptions, `None` for none."""
+    said = labels.items() if isinstance(labels, Mapping) else ()
+    known = [f" [DESCRIPTION] {label}: {text}" for label, text in said if text is not None]
     inner = [word for label in labels for word in (mark, label)]
-    return ["(", "[P]", f"{name}{more}", "(", *inner, ")", ")"]
+    return ["(", "[P]", "".join([name, *known]), "(", *inner, ")", ")"]
 
 
 def chosen(spans: Sequence[tuple[int, int, str, float]], threshold: float) -> list[Any]:

@@ -178,8 +178,9 @@ def test_marks_in_a_text_are_not_labels(model) -> None:
     [
         (["a<<LABEL>>b"], {}, "stand between labels"),
         (["the cat " * 60], {}, "Pass fewer or shorter labels"),
-        (LABELS, {"hypothesis_template": "It is {}."}, "reads labels as they are"),
-        (LABELS, {"entailment_label": "a"}, "reads labels as they are"),
+        (LABELS, {"hypothesis_template": "It is {}."}, "is for classifiers of entailment"),
+        (LABELS, {"entailment_label": "a"}, "is for classifiers of entailment"),
+        (LABELS, {"task_name": "a"}, "is for models of gliner2"),
         ({"topic": ["cats", "dogs"]}, {}, "has to be a list of labels, got dict"),
         (["a", None], {}, "has to be labels, .* got NoneType None"),
     ],

@@ -205,3 +205,122 @@ def test_tensors_that_do_not_fit_are_refused(name, message, folder, tmp_path) ->
     safetensors.torch.save_file(tensors, copy / "model.safetensors")
     with pytest.raises(qdqbert.CheckpointError, match=message):
         qdqbert.load(copy)("a text", ["a"])
+
+
+MOODS = ["glad", "the name of a book", "sad"]
+
+
+def scores_of(found: Any) -> dict[str, float]:
+    return dict(zip(found["labels"], found["scores"], strict=True))
+
+
+@pytest.fixture(scope="module")
+def classifier(folder):
+    with qdqbert.load(folder, task="zero-shot-classification", precision="float") as found:
+        yield found
+
+
+def test_labels_are_scored_as_in_gliner2(folder, classifier) -> None:
+    reference = Reference(folder)
+    expected = [reference.logits(text, {"mood": MOODS})[0] for text in TEXTS]
+    single = classifier(TEXTS, MOODS, task_name="mood")
+    several = classifier(TEXTS, MOODS, task_name="mood", multi_label=True)
+    for logits, one, each in zip(expected, single, several, strict=True):
+        for wanted, found in ((logits.softmax(dim=-1), one), (logits.sigmoid(), each)):
+            scores = scores_of(found)
+            assert scores == pytest.approx(dict(zip(MOODS, wanted.tolist(), strict=True)), abs=1e-4)
+            assert found["labels"] == sorted(MOODS, key=lambda label: -scores[label])
+    assert classifier(TEXTS, MOODS) == classifier(TEXTS, MOODS, task_name="category") != single
+    assert isinstance(classifier, qdqbert.ZeroShotClassifier)
+
+
+def test_a_decision_reads_descriptions_and_all_questions_at_once(folder, classifier) -> None:
+    reference, options = Reference(folder), {"refund": "the money", "other": None}
+    (logits,) = reference.logits(TEXTS[0], {"topic": options})
+    found = classifier.decide(TEXTS[0], options, task_name="topic")
+    expected = dict(zip(options, logits.softmax(dim=-1).tolist(), strict=True))
+    assert found["probabilities"] == pytest.approx(expected, abs=1e-4)
+    questions = {
+        "mood": {"type": "choice", "criteria": dict.fromkeys(MOODS)},
+        "how much": {"type": "score", "criteria": ["none", "some", "all"]},
+        "is it so": {"type": "noul", "criteria": {"true": "the cat is at home"}},
+    }
+    tasks = {"mood": MOODS, "how much": ["none", "some", "all"], "is it so": ["the cat is at home"]}
+    mood, much, so = reference.logits(TEXTS[0], tasks)
+    answers = classifier.decide(TEXTS[0], questions=questions)
+    for name, each, wanted in (("mood", MOODS, mood), ("how much", "012", much)):
+        expected = dict(zip(each, wanted.softmax(dim=-1).tolist(), strict=True))
+        assert answers[name]["probabilities"] == pytest.approx(expected, abs=1e-4)
+    assert answers["is it so"]["noul"] == pytest.approx(float(so.sigmoid()[0]), abs=1e-4)
+
+
+def test_a_model_for_entities_decides_too(model, classifier, tmp_path) -> None:
+    assert model.decide(TEXTS[0], MOODS) == classifier.decide(TEXTS[0], MOODS)
+    data, output = tmp_path / "texts.txt", tmp_path / "out.jsonl"
+    data.write_text("\n".join(TEXTS))
+    options = {"labels": MOODS, "target": "float"}
+    qdqbert.run(model.name, data, output, task_name="mood", **options)
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    wanted = classifier(TEXTS, MOODS, task_name="mood")
+    assert [row["label"] for row in rows] == [each["labels"][0] for each in wanted]
+    qdqbert.run(model.name, data, output, overwrite=True, **options)
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert all("entities" in row for row in rows)
+
+
+def test_a_text_that_is_too_long_is_cut_and_ends_as_texts_do(classifier) -> None:
+    reader = classifier.job(candidate_labels=MOODS).reader
+    long, short = reader.encode(["the cat " * 1000, "the cat"])
+    assert (long.truncated, short.truncated) == (True, False)
+    assert len(long.features[0]["input_ids"]) == classifier.max_length
+    ends = [each.features[0]["input_ids"][-1] for each in (long, short)]
+    assert ends[0] == ends[1]
+    assert set(scores_of(classifier("", MOODS))) == {*MOODS}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hypothesis_template": "It is {}."}, "is for classifiers of entailment"),
+        ({"entailment_label": "a"}, "is for classifiers of entailment"),
+        ({"task_name": " "}, "`task_name` has to be a text"),
+        ({"candidate_labels": ["the cat " * 900]}, "`candidate_labels` are 1 label of"),
+    ],
+)
+def test_wrong_options_of_labels_are_refused(options, message, classifier) -> None:
+    with pytest.raises(qdqbert.UserInputError, match=message):
+        classifier("a text", **{"candidate_labels": MOODS, **options})
+
+
+def test_a_name_of_questions_is_refused(classifier) -> None:
+    questions = {"mood": {"type": "choice", "criteria": dict.fromkeys(MOODS)}}
+    with pytest.raises(qdqbert.UserInputError, match="each of `questions` has a name"):
+        classifier.decide("a text", questions=questions, task_name="mood")
+
+
+def test_it_is_quantized_and_evaluated_for_entities_alone(folder, tmp_path, write_file) -> None:
+    data, task = write_file("data.csv", "text,label\na,b\nc,d\n"), "zero-shot-classification"
+    with pytest.raises(qdqbert.UserInputError, match="of gliner2 are of the task 'entity-extr"):
+        qdqbert.quantize(folder, tmp_path / "out", task=task)
+    for options in ({}, {"engine": "native"}):
+        with pytest.raises(qdqbert.UserInputError, match=r"does not fit .* 'entity-ex"):
+            qdqbert.evaluate(folder, data, task=task, **options)
+
+
+@pytest.mark.slow
+def test_a_quantized_folder_does_what_the_checkpoint_does(folder, model, tmp_path) -> None:
+    output = tmp_path / "out"
+    qdqbert.quantize(
+        folder,
+        output,
+        targets=["native-dynamic"],
+        calibration=qdqbert.Calibration(samples=4),
+        benchmark=False,
+        progress=False,
+    )
+    with qdqbert.load(output) as own:
+        assert len(own(TEXTS[0], LABELS, threshold=0.3)) > 0
+        found = own.decide(TEXTS[0], MOODS)["probabilities"]
+    assert found == pytest.approx(model.decide(TEXTS[0], MOODS)["probabilities"], abs=0.05)
+    with qdqbert.load(output, task="zero-shot-classification") as labels:
+        assert labels.decide(TEXTS[0], MOODS)["probabilities"] == found

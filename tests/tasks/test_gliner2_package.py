@@ -163,3 +163,53 @@ def test_the_other_architecture_of_the_package_is_refused_by_name(tmp_path) -> N
     assert made != json.loads((folder / "config.json").read_text())
     with pytest.raises(qdqbert.CheckpointError, match="`architecture='boundary'`"):
         qdqbert.load(folder)
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "modernbert", "bert"])
+@pytest.mark.parametrize(
+    "labels",
+    [["glad", "the name of a book", "悲しい"], {"x": "who wrote", "y": "a day"}, {"one": "a"}],
+    ids=len,
+)
+def test_classes_are_those_of_the_package(labels, family, tmp_path) -> None:
+    reference, folder = saved(tmp_path, family)
+    texts = [*TEXTS, "the cat is in london", "", "a "]
+    # All labels, in their order, by both functions.
+    config = {"labels": labels, "multi_label": True, "cls_threshold": 0.0}
+
+    def wanted(text: str, function: str) -> list[float]:
+        tasks = {"mood of a text": {**config, "class_act": function}}
+        with torch.no_grad():
+            found = reference.classify_text(text, tasks, include_confidence=True)
+        assert [each["label"] for each in found["mood of a text"]] == list(labels)
+        return [each["confidence"] for each in found["mood of a text"]]
+
+    options = {"task_name": "mood of a text"}
+    with qdqbert.load(folder, precision="float", task="zero-shot-classification") as model:
+        for text in texts:
+            chances = model.decide(text, labels, **options)["probabilities"]
+            expected = dict(zip(labels, wanted(text, "softmax"), strict=True))
+            assert chances == pytest.approx(expected, abs=1e-4)
+        if isinstance(labels, list):
+            for function in ("softmax", "sigmoid"):
+                is_alone = function == "sigmoid"
+                found = model(texts, labels, multi_label=is_alone, **options)
+                for text, each in zip(texts, found, strict=True):
+                    scores = dict(zip(each["labels"], each["scores"], strict=True))
+                    expected = dict(zip(labels, wanted(text, function), strict=True))
+                    assert scores == pytest.approx(expected, abs=1e-4)
+
+
+def test_several_questions_are_those_of_the_package(tmp_path) -> None:
+    reference, folder = saved(tmp_path)
+    questions = {"mood": {"glad": None, "sad": None}, "topic": {"cats": "an animal", "books": "x"}}
+    tasks = {"mood": ["glad", "sad"], "topic": questions["topic"]}
+    with torch.no_grad():
+        wanted = reference.classify_text(TEXTS[0], tasks, include_confidence=True)
+    asked = {name: {"type": "choice", "criteria": each} for name, each in questions.items()}
+    with qdqbert.load(folder, precision="float") as model:
+        found = model.decide(TEXTS[0], questions=asked)
+    for name, each in wanted.items():
+        assert found[name]["choice"] == each["label"]
+        chance = found[name]["probabilities"][each["label"]]
+        assert chance == pytest.approx(each["confidence"], abs=1e-4)

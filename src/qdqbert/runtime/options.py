@@ -72,6 +72,8 @@ class AnswerOptions(Options):
         hypothesis_template: Sentence about a label, whose place is `{}`, which a text entails if
             the label fits it. By default the folder's, or "This example is {}."
         entailment_label: Name of the class of entailment, for models that do not name it so.
+        task_name: What `labels` are about, as "mood", for models of gliner2: one of them is chosen
+            for each text. Without it, they are kinds of entities.
     """
 
     normalize: bool = False
@@ -89,6 +91,7 @@ class AnswerOptions(Options):
     flat_ner: bool = True
     hypothesis_template: str | None = None
     entailment_label: str | None = None
+    task_name: str | None = None
 
 
 class EngineChoice(Options):

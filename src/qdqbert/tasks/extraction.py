@@ -197,16 +197,36 @@ class WindowReader:
         Raises:
             UserInputError: The labels leave no room for a text in `max_length` tokens.
         """
+        return cls.behind(
+            head.prompt(labels), head, tokenizer, input_names=input_names, max_length=max_length
+        )
+
+    @classmethod
+    def behind(
+        cls,
+        words: PromptWords,
+        head: SpanHead,
+        tokenizer: Tokenizer,
+        *,
+        input_names: Sequence[str],
+        max_length: int,
+        argument: str = "labels",
+    ) -> WindowReader:
+        """Return the reader of texts behind other words, most of which are an argument's labels.
+
+        Raises:
+            UserInputError: The words leave no room for a text in `max_length` tokens.
+        """
         whole = tokenizer.cutting(None)
-        prompt = Prompt.of(head.prompt(labels), whole)
+        prompt = Prompt.of(words, whole)
         (end,) = whole.encode_batch([[*head.ends[:1]]], words=True, special=False)
         room = max_length - len(prompt) - len(end.ids)
         if room < min(_LEAST_ROOM, max_length // 2):
             raise UserInputError(
-                f"`labels` are {counted(len(labels), 'label')} of {len(prompt)} tokens, which "
+                f"`{argument}` are {counted(words.labels, 'label')} of {len(prompt)} tokens, which "
                 f"leave {max(room, 0)} of {max_length} for a text. Pass fewer or shorter labels in "
                 "a call.",
-                argument="labels",
+                argument=argument,
             )
         return cls(
             tokenizer=whole,
@@ -224,6 +244,23 @@ class WindowReader:
         for words, each in zip(texts, made, strict=True):
             yield self._windows(words, np.array(each.ids, np.int32), _limits(each, words.own))
 
+    def read_starts(self, texts: Sequence[Words]) -> Iterator[EncodedItem]:
+        """Yield the features of texts, of which what does not fit is cut off."""
+        given = [each.texts for each in texts]
+        made = self.tokenizer.encode_batch(given, words=True, special=False)
+        for each in made:
+            own = np.array(each.ids, np.int32)
+            is_cut = len(own) > self.room + len(self.end)
+            if is_cut:
+                own = np.concatenate([own[: self.room], self.end])
+            yield EncodedItem(features=(self._feature(own),), truncated=is_cut)
+
+    def _feature(self, own: NDArray[np.int32]) -> Feature:
+        """Return the feature of the tokens of a text."""
+        joined = np.concatenate([self.prompt.before, own, self.prompt.after])
+        kept = Kept(joined.tolist(), [0] * len(joined), truncated=False)
+        return feature_of(kept, self.input_names)
+
     def _windows(
         self, words: Words, ids: NDArray[np.int32], limits: NDArray[np.int64]
     ) -> tuple[list[Feature], list[Window]]:
@@ -237,9 +274,7 @@ class WindowReader:
             lacks_end = stop < words.own and _lacking_end(words.texts[stop - 1], self.head)
             end = ids[last:] if stop == words.own else self.end[: len(self.end) * bool(lacks_end)]
             places = np.minimum(limits[first:stop] - start, len(own)) + before
-            joined = np.concatenate([self.prompt.before, own, end, self.prompt.after])
-            kept = Kept(joined.tolist(), [0] * len(joined), truncated=False)
-            features.append(feature_of(kept, self.input_names))
+            features.append(self._feature(np.concatenate([own, end])))
             windows.append(Window(first, Tokens(labels=self.prompt.marks, words=places)))
         return features, windows
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,10 @@ from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_text
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.scheduler import EncodedItem
+from qdqbert.tasks.decisions import Question, texts_of
 from qdqbert.tasks.hypotheses import LabelLogits, ReadsLabels
 from qdqbert.tasks.label_scores import LabelScorer
+from qdqbert.tasks.takes_labels import refuse
 from qdqbert.tasks.zero_shot_classification import (
     ZERO_SHOT_CLASSIFICATION,
     ZeroShotClassifier,
@@ -138,22 +140,20 @@ class JointClassifier(ZeroShotClassifier):
 
     def _labels_reader(
         self,
-        labels: Sequence[str],
+        asked: Mapping[str, Question],
         *,
         hypothesis_template: str | None,
         entailment_label: str | None,
+        task_name: str | None,
     ) -> ReadsLabels:
-        for name, value in (
-            ("hypothesis_template", hypothesis_template),
-            ("entailment_label", entailment_label),
-        ):
-            if value is not None:
-                raise UserInputError(
-                    f"`{name}={value!r}` is for classifiers of entailment, and {self.name!r} reads "
-                    "labels as they are. Leave it out.",
-                    argument=name,
-                )
-        return ReadTogether.of(labels, self._scorer, self._loaded)
+        refuse(
+            "is for classifiers of entailment",
+            self.name,
+            hypothesis_template=hypothesis_template,
+            entailment_label=entailment_label,
+        )
+        refuse("is for models of gliner2", self.name, task_name=task_name)
+        return ReadTogether.of(texts_of(asked), self._scorer, self._loaded)
 
 
 GLICLASS = dataclasses.replace(ZERO_SHOT_CLASSIFICATION, model=JointClassifier)

@@ -21,6 +21,9 @@ from qdqbert.tasks.span_layers import Tensors, span_scores
 
 Function = Callable[[Floats], Floats]
 
+CLASSIFIER = "classifier"
+"""Start of the names of the layers that score classes."""
+
 _GRU = "count_embed.gru"
 # Of the layers of "count_lstm_v2", in which labels attend to each other.
 _HEADS, _LAYERS = 4, 2
@@ -58,7 +61,7 @@ def class_scores(tensors: Tensors) -> Function:
     Raises:
         CheckpointError: A tensor is missing, or does not fit the others.
     """
-    layers = tensors.stack("classifier.0", "classifier.2")
+    layers = tensors.stack(*(f"{CLASSIFIER}.{each}" for each in (0, 2)))
     return lambda labels: layers(labels)[:, 0]
 
 

@@ -234,7 +234,7 @@ def _values(answer: LabelScores, options: AnswerOptions) -> tuple[Any, ...]:
 LABELED_ROWS = RowFormat(
     name="a model that chooses among `labels` of the call",
     options=(
-        *("labels", "multi_label", "hypothesis_template", "entailment_label"),
+        *("labels", "multi_label", "hypothesis_template", "entailment_label", "task_name"),
         *("top_k", "threshold"),
     ),
     needs=("labels",),
@@ -244,6 +244,7 @@ LABELED_ROWS = RowFormat(
         multi_label=bool(options.multi_label),
         hypothesis_template=options.hypothesis_template,
         entailment_label=options.entailment_label,
+        task_name=options.task_name,
     ),
     values=_values,
 )

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from qdqbert.encoders.checkpoint.gliclass import GLICLASS
-from qdqbert.encoders.task_kinds import TASK_NAMES, is_use_of
+from qdqbert.encoders.checkpoint.gliner2 import GLINER2
+from qdqbert.encoders.task_kinds import TASK_KINDS, TASK_NAMES, is_use_of
 from qdqbert.runtime.model import Model
 from qdqbert.tasks.task import Task
 
@@ -68,11 +69,15 @@ def model_for(
         name: Name of the task.
         config: Content of its config.json, with a name for each class.
         wanted: The task that was asked for. A regression can be a reranker, too, and a classifier
-            choose among labels of a call.
+            choose among labels of a call, as models of gliner2 can.
     """
     if GLICLASS in config:
         joint = _imported("gliclass")
         return joint.name, joint.model
+    if GLINER2 in config and name in TASKS:
+        has_labels = wanted in TASK_KINDS and TASK_KINDS[wanted or ""].names_labels
+        schemas = _imported("gliner2-labels" if has_labels else "gliner2", "gliner2")
+        return schemas.name, schemas.model
     if wanted is not None and is_use_of(wanted, name):
         return wanted, TASKS[wanted].model
     if name == "text-classification" and len(config["id2label"]) == 1:

@@ -21,6 +21,22 @@ from qdqbert.tasks.decisions import (
 from qdqbert.tasks.hypotheses import ReadsLabels, ScoreLabels, hypotheses_of
 
 
+def refuse(why: str, name: str, **values: str | None) -> None:
+    """Refuse arguments of other kinds of models that are given.
+
+    Args:
+        why: What they are for.
+        name: Name of the model, for messages.
+        values: The arguments, `None` for those that are not given.
+    """
+    for argument, value in values.items():
+        if value is not None:
+            raise UserInputError(
+                f"`{argument}={value!r:.100}` {why}, and {name!r} is another model. Leave it out.",
+                argument=argument,
+            )
+
+
 class TakesLabels(Model):
     """A model that chooses among labels of a call, or one of a kind that may do so."""
 
@@ -36,20 +52,22 @@ class TakesLabels(Model):
 
     def _labels_reader(
         self,
-        labels: Sequence[str],
+        asked: Mapping[str, Question],
         *,
         hypothesis_template: str | None,
         entailment_label: str | None,
+        task_name: str | None,
     ) -> ReadsLabels:
-        """Return what reads labels with the model.
+        """Return what reads the labels of questions with the model. A single one may be named "".
 
         Raises:
             UserInputError: The model has no class of entailment, or the template no place for a
-                label.
+                label; or the model does not read one of the others.
         """
+        refuse("is for models of gliner2", self.name, task_name=task_name)
         return hypotheses_of(
             self._loaded,
-            labels,
+            texts_of(asked),
             hypothesis_template=hypothesis_template,
             entailment_label=entailment_label,
         )
@@ -62,6 +80,7 @@ class TakesLabels(Model):
         multi_label: bool = False,
         hypothesis_template: str | None = None,
         entailment_label: str | None = None,
+        task_name: str | None = None,
     ) -> ScoreLabels:
         """Return the job of zero-shot classification, for `stream`; see `ZeroShotClassifier`.
 
@@ -76,7 +95,10 @@ class TakesLabels(Model):
             )
         labels = listed_labels(candidate_labels)
         reader = self._labels_reader(
-            labels, hypothesis_template=hypothesis_template, entailment_label=entailment_label
+            {"": choice_of(labels)},
+            hypothesis_template=hypothesis_template,
+            entailment_label=entailment_label,
+            task_name=task_name,
         )
         return ScoreLabels(reader=reader, labels=labels, multi_label=multi_label)
 
@@ -91,6 +113,7 @@ class TakesLabels(Model):
         threshold: float | None = None,
         hypothesis_template: str | None = None,
         entailment_label: str | None = None,
+        task_name: str | None = None,
     ) -> Any:
         """Choose one of several options, with a probability, or none of them.
 
@@ -110,6 +133,8 @@ class TakesLabels(Model):
             threshold: Least probability of an option that is chosen. Below it, `choice` is `None`.
             hypothesis_template: See `__call__`.
             entailment_label: See `__call__`.
+            task_name: What the options are about, for models of gliner2; see `__call__`. There,
+                each of `questions` is about its name.
 
         Returns:
             For options `{"type": "choice", "choice": ..., "confidence": ..., "probabilities":
@@ -140,6 +165,7 @@ class TakesLabels(Model):
             threshold=threshold,
             hypothesis_template=hypothesis_template,
             entailment_label=entailment_label,
+            task_name=task_name,
         )
         answers = self._all(job, texts)
         return answers[0] if is_one else answers
@@ -154,6 +180,7 @@ class TakesLabels(Model):
         threshold: float | None = None,
         hypothesis_template: str | None = None,
         entailment_label: str | None = None,
+        task_name: str | None = None,
     ) -> Decide:
         """Return the job of `decide` with these options, for `stream`."""
         check_decision(temperature, threshold)
@@ -165,10 +192,17 @@ class TakesLabels(Model):
         asked: Mapping[str, Question]
         asked = {"": choice_of(options)} if questions is None else read_questions(questions)
         settings = self._loaded.artifact.task_options
+        if questions is not None and task_name is not None:
+            raise UserInputError(
+                f"`task_name={task_name!r}` is for `options`, and each of `questions` has a name. "
+                "Leave it out.",
+                argument="task_name",
+            )
         reader = self._labels_reader(
-            texts_of(asked),
+            asked,
             hypothesis_template=hypothesis_template,
             entailment_label=entailment_label,
+            task_name=task_name,
         )
         return Decide(
             reader=reader,

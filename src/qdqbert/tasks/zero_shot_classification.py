@@ -50,7 +50,6 @@ from qdqbert.tasks.task import (
     Task,
     Tokenization,
 )
-from qdqbert.tasks.text_classification import TextClassifier
 from qdqbert.tasks.texts import checking, label_of
 
 _NAME = "zero-shot-classification"
@@ -215,6 +214,7 @@ class LabelOptions(TypedDict, total=False):
     multi_label: bool
     hypothesis_template: str | None
     entailment_label: str | None
+    task_name: str | None
     batch_size: int | None
 
 
@@ -280,6 +280,7 @@ class ZeroShotClassifier(TakesLabels, Model):
         multi_label: bool = False,
         hypothesis_template: str | None = None,
         entailment_label: str | None = None,
+        task_name: str | None = None,
         batch_size: int | None = None,
     ) -> Any:
         """Sort labels by how well they fit texts, as transformers' pipeline does.
@@ -295,6 +296,9 @@ class ZeroShotClassifier(TakesLabels, Model):
                 that the folder stores, or "This example is {}."
             entailment_label: Name of the class of entailment. By default the one whose name begins
                 so.
+            task_name: What the labels are about, as "mood", for models of gliner2, which read it
+                before the labels: the name of the task in `GLiNER2.classify_text`. "category" by
+                default.
             batch_size: Has no effect. It is there for code that passes it to transformers.
 
         Returns:
@@ -318,6 +322,7 @@ class ZeroShotClassifier(TakesLabels, Model):
             multi_label=multi_label,
             hypothesis_template=hypothesis_template,
             entailment_label=entailment_label,
+            task_name=task_name,
         )
         answers = self._all(job, texts)
         return answers[0] if is_one else answers
@@ -349,10 +354,11 @@ ZERO_SHOT_CLASSIFICATION = Task(
             "multi_label": False,
             "hypothesis_template": None,
             "entailment_label": None,
+            "task_name": None,
         },
         answer=_label_scores,
         method="zero_shot_job",
-        also=(TextClassifier,),
+        also=(TakesLabels,),
         fits=lambda model: model.takes_labels,
         example_parameters={"candidate_labels": ["praise", "complaint"]},
     ),

@@ -36,6 +36,7 @@ from qdqbert.encoders.checkpoint.layout import (
     refuse_skipped_prompts,
 )
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead
+from qdqbert.encoders.checkpoint.own_layers import SpanHead
 from qdqbert.encoders.checkpoint.sentence import MODEL2VEC, SentenceHead
 from qdqbert.encoders.checkpoint.text_heads import TextHead, own_head, read_layout
 from qdqbert.encoders.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
@@ -256,7 +257,15 @@ def _choose_task(
     task: str | None, config: Any, stored: TextHead | CrossEncoderFiles | None
 ) -> TaskName:
     if task is not None:
-        return known_task(task)
+        named = known_task(task)
+        if isinstance(stored, SpanHead) and named != stored.task:
+            raise UserInputError(
+                f"`task={task!r}`: the layers of a checkpoint of {stored.package} are of the task "
+                f"{stored.task!r}. Leave `task` out. What `load` does with such a checkpoint, it "
+                "does with the folder, too.",
+                argument="task",
+            )
+        return named
     inferred = _inferred_task(config, stored)
     if inferred is None:
         raise unknown_task(config.architectures[0])

@@ -98,7 +98,7 @@ class GlinerHead(SpanHead):
     def prompt(self, labels: Mapping[str, str | None]) -> PromptWords:
         """Return the words before a text: the description of each label, or else its name."""
         if self.has_labels_encoder:
-            return PromptWords([], [], has_ends=True)
+            return PromptWords([], [], 0, has_ends=True)
         words: list[str] = []
         marks = []
         for name, description in labels.items():
@@ -106,7 +106,7 @@ class GlinerHead(SpanHead):
             said = name if description is None else description
             words += [self.ent_token, said] if said else [self.ent_token]
         every = [*words, self.sep_token]
-        return PromptWords(every, marks, has_ends=True, reads_marks=self.reads_marker)
+        return PromptWords(every, marks, len(marks), has_ends=True, reads_marks=self.reads_marker)
 
     def encoder_values(
         self, base: Mapping[str, Any] | None = None, *, vocab_size: int | None = None

@@ -90,7 +90,8 @@ def prompt_of(schemas: Sequence[Schema]) -> PromptWords:
         first = len(words) + 4
         marks += [len(words) + 1, *range(first, first + 2 * len(each.labels), 2)]
         words += each.words()
-    return PromptWords([*words, _TEXT], marks, has_ends=False)
+    count = sum(len(each.labels) for each in schemas)
+    return PromptWords([*words, _TEXT], marks, count, has_ends=False)
 
 
 @functools.cache

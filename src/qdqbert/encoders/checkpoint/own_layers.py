@@ -63,12 +63,14 @@ class PromptWords(NamedTuple):
     Attributes:
         words: The words, each of which is tokenized by itself.
         marks: Indices of those that are marks, of which each is one token.
+        labels: Number of labels.
         has_ends: Whether the tokens around a text, such as [CLS], stand around both.
         reads_marks: Whether the states of marks are read, and not those of the tokens after them.
     """
 
     words: list[str]
     marks: list[int]
+    labels: int
     has_ends: bool
     reads_marks: bool = True
 
@@ -181,14 +183,20 @@ def _without_limit(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "max_position_embeddings": max(limit, _LONGEST)}
 
 
-def read_own_weights(folder: Path, file: str) -> dict[str, Floats]:
+def read_own_weights(folder: Path, file: str, start: str = "") -> dict[str, Floats]:
     """Return the weights after the encoder, which `write_settings` of a head wrote, by name.
+
+    Args:
+        folder: The folder.
+        file: Its file of weights.
+        start: Start of the names.
 
     Raises:
         CheckpointError: The file is missing or damaged.
     """
     weights = Weights(folder, names=(file,))
-    return {name: np.ascontiguousarray(weights.read(name)) for name in weights}
+    names = (name for name in weights if name.startswith(start))
+    return {name: np.ascontiguousarray(weights.read(name)) for name in names}
 
 
 def found_weights(find: FindFile) -> Weights:

@@ -276,9 +276,17 @@ def _load_checkpoint(name: str, request: Request) -> Subject:
     )
 
 
+def _other_task(wanted: str | None, name: str, task: str) -> UserInputError:
+    return UserInputError(
+        f"`task={wanted!r}` does not fit {name!r}, which is a model for {task!r}.", argument="task"
+    )
+
+
 def _load_spans(name: str, request: Request) -> Subject:
     """Open a checkpoint in PyTorch whose encoder transformers does not find, as gliner's."""
     source = open_source(ModelPath(path=name, shown=name), Path(name), Silent())
+    if request.task not in (None, source.task.name):
+        raise _other_task(request.task, name, source.task.name)
     length, notices = request.input_length(None, source.max_length)
     return Subject(
         name=_shown_name(name),
@@ -355,11 +363,7 @@ def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
     task = request.task or artifact.task
     # Rerankers and classifiers read the same output.
     if head_of(task) != head_of(artifact.task):
-        raise UserInputError(
-            f"`task={request.task!r}` does not fit {name!r}, which is a model for "
-            f"{artifact.task!r}.",
-            argument="task",
-        )
+        raise _other_task(request.task, name, artifact.task)
     check_classes(task, config.id2label, where=str(artifact.directory / CONFIG))
     options = EngineOptions(engine=request.engine, provider=request.provider)
     engine, _ = choose_engine(artifact, options, request.target)

@@ -1,0 +1,188 @@
+"""Entities, labels and decisions of a call for checkpoints of gliner2, each by the same model.
+
+A text is read behind the labels of all questions at once. As in `GLiNER2.classify_text`, what
+labels are about, the name of a question, is read before them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbert.common.errors import CheckpointError, UserInputError
+from qdqbert.encoders.checkpoint.gliner2 import Gliner2Head, Schema, prompt_of, read_gliner2_head
+from qdqbert.encoders.checkpoint.own_layers import SPAN_WEIGHTS, read_own_weights
+from qdqbert.encoders.checkpoint.sentence_files import file_finder, text_reader
+from qdqbert.encoders.model import Floats
+from qdqbert.runtime.batches import Results
+from qdqbert.runtime.inputs import check_text, described, is_text
+from qdqbert.runtime.model import Loaded
+from qdqbert.runtime.options import AnswerOptions
+from qdqbert.runtime.rows import RowFormat
+from qdqbert.runtime.scheduler import EncodedItem
+from qdqbert.tasks.decisions import Question
+from qdqbert.tasks.entity_extraction import ENTITY_EXTRACTION, EntityExtractor
+from qdqbert.tasks.extraction import STATES, WindowReader, Words
+from qdqbert.tasks.gliner2_scores import CLASSIFIER, class_scores
+from qdqbert.tasks.hypotheses import LABELED_ROWS, LabelLogits, ReadsLabels
+from qdqbert.tasks.span_layers import Tensors
+from qdqbert.tasks.takes_labels import TakesLabels, refuse
+from qdqbert.tasks.zero_shot_classification import (
+    ZERO_SHOT_CLASSIFICATION,
+    ZeroShotClassifier,
+)
+
+TASK_NAME = "category"
+"""What labels are about, unless a call says it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReadSchemas:
+    """Reads a text behind the labels of questions; see `ReadsLabels`.
+
+    Attributes:
+        reader: Makes features of texts.
+        labels: Positions of the marks of all labels. Shape `(labels,)`.
+        score: Returns the logits of labels, of the states of their marks.
+    """
+
+    reader: WindowReader
+    labels: NDArray[np.int64]
+    score: Callable[[Floats], Floats]
+
+    @classmethod
+    def of(
+        cls,
+        schemas: Sequence[Schema],
+        head: Gliner2Head,
+        score: Callable[[Floats], Floats],
+        loaded: Loaded,
+        *,
+        max_length: int,
+    ) -> ReadSchemas:
+        """Tokenize labels.
+
+        Raises:
+            UserInputError: They leave no room for a text.
+        """
+        reader = WindowReader.behind(
+            prompt_of(schemas),
+            head,
+            loaded.tokenizer,
+            input_names=loaded.artifact.input_names,
+            max_length=max_length,
+            argument="candidate_labels",
+        )
+        # The first mark of each question is that of its name.
+        is_label = [place > 0 for each in schemas for place in range(1 + len(each.labels))]
+        return cls(reader=reader, labels=reader.prompt.marks[is_label], score=score)
+
+    def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
+        """Return the model input of each text with the labels."""
+        head = self.reader.head
+        return list(
+            self.reader.read_starts([Words.of_text(check_text(each), head) for each in items])
+        )
+
+    def split(self, results: Results) -> Sequence[NDArray[np.float32]]:
+        """Return the logits of the labels of each text, `(labels,)`."""
+        return [self.score(states[self.labels]) for states in results.rows(STATES)]
+
+    def logits(self, _: EncodedItem, values: Sequence[NDArray[np.float32]], /) -> LabelLogits:
+        """Return the logits, which are those of each label alone, too."""
+        return LabelLogits(values[0], values[0])
+
+
+class _ReadsSchemas(TakesLabels):
+    """A model that reads labels of a call as gliner2 does."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        """Read the layers after the encoder.
+
+        Raises:
+            CheckpointError: Their file or their settings are missing or damaged.
+        """
+        super().__init__(loaded)
+        folder = loaded.artifact.directory
+        head = read_gliner2_head(text_reader(file_finder(folder)))
+        if head is None:
+            raise CheckpointError(
+                f"{str(folder)!r} is incomplete: the settings of {SPAN_WEIGHTS} are missing."
+            )
+        weights = read_own_weights(folder, SPAN_WEIGHTS, CLASSIFIER)
+        self._schema_head = head
+        self._class_scores = class_scores(Tensors(weights, folder / SPAN_WEIGHTS))
+
+    @property
+    def takes_labels(self) -> bool:
+        """Whether the model can be asked, which it always can."""
+        return True
+
+    def _labels_reader(
+        self,
+        asked: Mapping[str, Question],
+        *,
+        hypothesis_template: str | None,
+        entailment_label: str | None,
+        task_name: str | None,
+    ) -> ReadsLabels:
+        refuse(
+            "is for classifiers of entailment",
+            self.name,
+            hypothesis_template=hypothesis_template,
+            entailment_label=entailment_label,
+        )
+        if task_name is not None and not (is_text(task_name) and task_name.strip()):
+            raise UserInputError(
+                f"`task_name` has to be a text, got {described(task_name)}.", argument="task_name"
+            )
+        schemas = [
+            _schema(name or task_name or TASK_NAME, question) for name, question in asked.items()
+        ]
+        return ReadSchemas.of(
+            schemas,
+            self._schema_head,
+            self._class_scores,
+            self._loaded,
+            max_length=self.max_length,
+        )
+
+
+def _schema(name: str, question: Question) -> Schema:
+    """Return what is read of a question: options with descriptions, or what all options say."""
+    if question.kind != "choice":
+        return Schema(name, question.texts, {})
+    pairs = zip(question.options, question.texts, strict=True)
+    return Schema(name, question.options, {label: text for label, text in pairs if label != text})
+
+
+class SchemaExtractor(_ReadsSchemas, EntityExtractor):
+    """Finds entities of any kinds in texts, and chooses among labels that a call names."""
+
+    def row_format(self, options: AnswerOptions) -> RowFormat:
+        """Return the columns of a model that chooses among `labels`, if they are about a task."""
+        return self.rows if options.task_name is None else LABELED_ROWS
+
+
+class SchemaClassifier(_ReadsSchemas, ZeroShotClassifier):
+    """Chooses among labels that a call names, of which all are read at once with a text."""
+
+    def _find_entailment(self) -> None:
+        """Find no class of entailment, as labels are read as they are."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What divides logits in decisions, and how far INT8 is from float; see `Model.facts`."""
+        temperature = self._loaded.artifact.task_options.decision_temperature
+        return {"decision_temperature": temperature, **self._loaded.closeness}
+
+
+GLINER2 = dataclasses.replace(ENTITY_EXTRACTION, model=SchemaExtractor)
+"""Entities by checkpoints of gliner2."""
+
+GLINER2_LABELS = dataclasses.replace(ZERO_SHOT_CLASSIFICATION, model=SchemaClassifier)
+"""Zero-shot classification by checkpoints of gliner2."""

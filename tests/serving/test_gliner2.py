@@ -1,0 +1,47 @@
+"""A model of gliner2 in a server: entities, labels and decisions by the same model."""
+
+from __future__ import annotations
+
+import pytest
+from starlette.testclient import TestClient
+
+import qdqbert
+from gliner2_models import save_gliner2
+from qdqbert.serving.app import build_app
+from serving_requests import answer, close
+
+TEXT = "the house of the cat is in london"
+LABELS = ["city", "animal"]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    folder = save_gliner2(tmp_path_factory.mktemp("gliner2") / "model")
+    with (
+        qdqbert.load(folder) as model,
+        TestClient(build_app({"finder": model})) as client,
+    ):
+        yield model, client
+
+
+def test_entities_are_the_answers_of_its_own_route(served) -> None:
+    model, client = served
+    expected = model(TEXT, LABELS, threshold=0.3)
+    assert {each["label"] for each in expected} == {*LABELS}
+    body = {"inputs": TEXT, "parameters": {"labels": LABELS, "threshold": 0.3}}
+    for path in ("/entity-extraction", "/", "/models/finder", "/invocations"):
+        close(answer(client, path, body), expected)
+    body["parameters"]["multi_label"] = False
+    close(answer(client, "/", body), model(TEXT, LABELS, threshold=0.3, multi_label=False))
+
+
+def test_labels_and_decisions_have_routes_too(served) -> None:
+    model, client = served
+    given = {"candidate_labels": LABELS, "task_name": "topic"}
+    expected = model.decide(TEXT, LABELS, task_name="topic")
+    found = answer(client, "/zero-shot-classification", {"inputs": TEXT, "parameters": given})
+    scores = {each["label"]: each["score"] for each in found}
+    assert scores == pytest.approx(expected["probabilities"])
+    question = {"type": "choice", "criteria": dict.fromkeys(LABELS)}
+    body = {"state": TEXT, "questions": {"topic": question}}
+    close(answer(client, "/v1/systemone", body)["answers"], {"topic": expected})
