@@ -53,6 +53,49 @@ def test_a_bert_of_other_code_is_recognized_by_its_config(fields, kind) -> None:
     assert family_of(Config(values={"model_type": "bert", **fields})).model_type == kind
 
 
+@pytest.mark.parametrize(
+    ("kind", "start", "ends", "own"),
+    [
+        # nomic-embed-text-v2-moe
+        (
+            "nomic_bert",
+            "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBert",
+            {"": "Model", "ForMaskedLM": "ForPreTraining"},
+            "Model",
+        ),
+        # gte-multilingual-base, and gte-multilingual-reranker-base
+        ("new", "Alibaba-NLP/new-impl--modeling.New", {"": "Model"}, "Model"),
+        ("new", "modeling.New", {"": "Model"}, "ForSequenceClassification"),
+        # jina-embeddings-v2-base-en
+        (
+            "jina-bert",
+            "jinaai/jina-bert-implementation--modeling_bert.JinaBert",
+            {"": "Model"},
+            "ForMaskedLM",
+        ),
+        # NeoBERT, and models that its authors' code writes
+        ("neobert", "model.NeoBERT", {"": "", "ForMaskedLM": "LMHead"}, "LMHead"),
+        ("neobert", "model.NeoBERT", {"ForMaskedLM": "LMHead"}, "LMHead"),
+    ],
+)
+def test_published_configs_name_classes_of_heads_that_are_not_read(kind, start, ends, own) -> None:
+    heads = ("MaskedLM", "MultipleChoice", "QuestionAnswering", "SequenceClassification")
+    ends = {f"For{head}": f"For{head}" for head in (*heads, "TokenClassification")} | ends
+    auto_map = {f"AutoModel{auto}": f"{start}{end}" for auto, end in ends.items()}
+    values = {"model_type": kind, "auto_map": auto_map}
+    named = start.rpartition(".")[2]
+    assert (
+        family_of(Config(values={**values, "architectures": [f"{named}{own}"]})) is FAMILIES[kind]
+    )
+    # Heads of code that is not known, and encoders.
+    for architectures in ([f"{named}ForQuestionAnswering"], [f"{named}ForMultipleChoice"]):
+        with pytest.raises(CheckpointError, match="code of its own"):
+            family_of(Config(values={**values, "architectures": architectures}))
+    auto_map["AutoModel"] = "own.Other"
+    with pytest.raises(CheckpointError, match="code of its own"):
+        family_of(Config(values={**values, "architectures": [f"{named}{own}"]}))
+
+
 @pytest.mark.parametrize("path", ["own.BertModel", "own--bert_layers.FlexBertModel"])
 def test_a_bert_of_unknown_code_is_refused(path) -> None:
     with pytest.raises(CheckpointError, match="code of its own"):

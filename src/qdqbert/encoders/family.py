@@ -201,13 +201,25 @@ class Family:
                 )
         return rows if not rows or before is None else int(rows - (before + 1))
 
-    def other_code(self, auto_map: Any) -> str | None:
-        """Return the class in a config's `auto_map` that is not this family's, if any."""
+    def other_code(self, values: Mapping[str, Any]) -> str | None:
+        """Return the class in `auto_map` that is not this family's, if any.
+
+        `values` is the content of config.json. Classes of other heads, of which published configs
+        have many, count only if neither the encoder's class nor the checkpoint's own is named.
+        """
+        auto_map, own = values.get("auto_map"), values.get("architectures")
         is_known = self.code_config in (None, _class_of(auto_map, "AutoConfig"))
         known = self.code if is_known else ()
         named = auto_map.items() if isinstance(auto_map, Mapping) else ()
-        models = (str(path) for auto, path in named if auto.startswith("AutoModel"))
-        return next((path for path in models if path.rpartition(".")[2] not in known), None)
+        models = {auto: str(path) for auto, path in named if auto.startswith("AutoModel")}
+        own = own if isinstance(own, list) else [own]
+        used = [
+            path
+            for auto, path in models.items()
+            if auto == "AutoModel" or path.rpartition(".")[2] in own
+        ]
+        counted = used or models.values()
+        return next((path for path in counted if path.rpartition(".")[2] not in known), None)
 
     def complete(self, config: Config) -> Config:
         """Return a config with all fields that readers use, under today's names.

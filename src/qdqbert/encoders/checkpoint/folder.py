@@ -130,7 +130,7 @@ def read_known_config(name: str, read: ReadFile, subfolder: str) -> Config:
 
 def _check_code(name: str, fields: Mapping[str, Any]) -> None:
     """Refuse a model whose class is code of the checkpoint."""
-    custom = FAMILIES[fields["model_type"]].other_code(fields.get("auto_map"))
+    custom = FAMILIES[fields["model_type"]].other_code(fields)
     if custom is not None:
         raise CheckpointError(
             f"The model of checkpoint {name!r} is code of its own: `auto_map` in config.json names "

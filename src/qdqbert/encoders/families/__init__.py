@@ -156,7 +156,7 @@ def family_of(config: Config) -> Family:
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
         raise CheckpointError(_unknown(kind, FAMILIES))
-    if family.other_code(config.values.get("auto_map")) is not None:
+    if family.other_code(config.values) is not None:
         raise config.refuse(
             "auto_map",
             f"the model is code of its own, which is never run, and a model of type `{kind}` "
