@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import transformers
 from torch.nn import functional
 
 import encoder_reference
+import qdqbert
 from encoder_reference import run_text
 from encoders.test_families import SIZES, random_inputs, save_model
 from jina_models import ABSOLUTE, ROTARY, flash_reference, flash_weights
@@ -101,11 +103,11 @@ MIXED = {
 }
 
 
-def mixed_weights() -> dict[str, Any]:
+def mixed_weights(words: int = MIXED["vocab_size"]) -> dict[str, Any]:
     """Return random weights with the names and shapes of nomic-embed-text-v2-moe."""
     hidden, inner, experts = MIXED["n_embd"], MIXED["n_inner"], MIXED["num_experts"]
     shapes: dict[str, tuple[int, ...]] = {
-        "embeddings.word_embeddings.weight": (MIXED["vocab_size"], hidden),
+        "embeddings.word_embeddings.weight": (words, hidden),
         "embeddings.token_type_embeddings.weight": (1, hidden),
         **dict.fromkeys(("emb_ln.weight", "emb_ln.bias"), (hidden,)),
     }
@@ -197,6 +199,20 @@ def test_nomic_with_experts(tmp_path: Path) -> None:
     for name, least in (("float", 100), ("packed", 25)):
         found = NativeRunner(tmp_path / name).run(inputs)["last_hidden_state"][0]
         assert sqnr_db(expected, found) >= least
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_folder_with_experts_runs_on_the_native_engine_alone(checkpoint_copy) -> None:
+    folder = checkpoint_copy("bert")
+    words = json.loads((folder / "config.json").read_text())["vocab_size"]
+    own = {name: each.astype(np.float32) for name, each in mixed_weights(words).items()}
+    safetensors.numpy.save_file(own, folder / "model.safetensors")
+    named = {"architectures": ["NomicBertModel"], "vocab_size": words}
+    (folder / "config.json").write_text(json.dumps({**MIXED, **named}))
+    with pytest.raises(CheckpointError, match=r"some of its experts\. Choose the engine 'native'"):
+        qdqbert.load(folder, precision="float", engine="onnxruntime")
+    with qdqbert.load(folder) as model:
+        assert model.encode(["a text"]).shape == (1, MIXED["n_embd"])
 
 
 @pytest.mark.parametrize(

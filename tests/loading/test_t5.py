@@ -120,7 +120,7 @@ def test_tokens_of_a_prompt_are_not_pooled(pooling, tmp_path) -> None:
         # A part of a long text has the prompt, too.
         model.encode(long, prompt=PROMPT, chunk_overlap=3)
     assert np.stack(alone).tobytes() == one.tobytes()
-    with pytest.raises(CheckpointError, match="Pass `engine='native'`"):
+    with pytest.raises(CheckpointError, match=r"`include_prompt: false`.*the engine 'native'"):
         qdqbert.load(folder, precision="float", engine="onnxruntime")
 
 

@@ -240,10 +240,17 @@ def _write_rounded(
 
 
 def _write_graph(model: EncoderModel, path: Path) -> None:
-    if POOLED in model.input_names:
+    # What no graph computes, in words.
+    lacking = {
+        "its pooling leaves out the tokens of a prompt (`include_prompt: false`)": (
+            POOLED in model.input_names
+        ),
+        "each token takes some of its experts": any(layer.experts for layer in model.layers),
+    }
+    if found := [words for words, has in lacking.items() if has]:
         raise CheckpointError(
-            "The pooling leaves out the tokens of a prompt (`include_prompt: false`), which only "
-            "the native engine does. Pass `engine='native'`."
+            f"Only the native engine runs this model: {' and '.join(found)}. Choose the engine "
+            "'native'."
         )
     require("The float graph of a checkpoint", "onnxruntime")
     # It loads onnx, which the native engine does not need.
