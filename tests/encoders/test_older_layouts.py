@@ -97,6 +97,8 @@ MIXED = {
     "layer_norm_epsilon": 1e-5,
     "moe_every_n_layers": 2,
     "moe_top_k": 2,
+    # The last one has experts.
+    "n_layer": 4,
     "num_experts": 5,
     "rotary_emb_base": 10_000,
     "type_vocab_size": 1,
@@ -199,6 +201,38 @@ def test_nomic_with_experts(tmp_path: Path) -> None:
     for name, least in (("float", 100), ("packed", 25)):
         found = NativeRunner(tmp_path / name).run(inputs)["last_hidden_state"][0]
         assert sqnr_db(expected, found) >= least
+
+
+@pytest.mark.parametrize("task", ["fill-mask", "text-classification"])
+def test_heads_of_nomic_with_experts(task: Any, tmp_path: Path) -> None:
+    body, hidden, rng = mixed_weights(), MIXED["n_embd"], np.random.default_rng(2)
+    norm, last = "cls.predictions.transform.layer_norm", "cls.predictions.decoder"
+    dense, out = "cls.predictions.transform.dense", (MIXED["vocab_size"], hidden)
+    shapes: dict[str, tuple[int, ...]] = {f"{norm}.weight": (hidden,), f"{norm}.bias": (hidden,)}
+    if task == "text-classification":
+        shapes, dense, last, out = {}, "bert.pooler.dense", "classifier", (3, hidden)
+    for name, shape in ((dense, (hidden, hidden)), (last, out)):
+        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    head = {name: rng.normal(0, 0.2, shape) for name, shape in shapes.items()}
+    stored = {f"bert.{name}": each for name, each in body.items()} | head
+    safetensors.numpy.save_file(
+        {name: each.astype(np.float32) for name, each in stored.items()},
+        tmp_path / "model.safetensors",
+    )
+    values = {**MIXED, "id2label": {"0": "a", "1": "b", "2": "c"}}
+    model = read_encoder(Weights(tmp_path), Config(values=values), task)
+    ids = rng.integers(0, MIXED["vocab_size"], 20)
+    states = torch.from_numpy(mixed_reference(body, ids))
+    w = {name: torch.from_numpy(each) for name, each in head.items()}
+    if task == "fill-mask":
+        states = functional.gelu(states @ w[f"{dense}.weight"].T + w[f"{dense}.bias"])
+        own = w[f"{norm}.weight"], w[f"{norm}.bias"]
+        states = functional.layer_norm(states, (hidden,), *own, eps=1e-5)
+    else:
+        states = (states[0] @ w[f"{dense}.weight"].T + w[f"{dense}.bias"]).tanh()
+    expected = states @ w[f"{last}.weight"].T + w[f"{last}.bias"]
+    found = run_text(model, ids, np.zeros_like(ids))["logits"]
+    assert sqnr_db(expected.numpy(), found) >= 100
 
 
 @pytest.mark.usefixtures("own_cache")

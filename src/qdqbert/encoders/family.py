@@ -60,8 +60,8 @@ class Parts:
     @property
     def hidden(self) -> int:
         """Channels of the hidden states."""
-        layers = self.encoder.layers
-        return len(layers[-1].down.bias) if layers else self.encoder.embeddings.words.rows.shape[1]
+        layers, words = self.encoder.layers, self.encoder.embeddings.words
+        return len(layers[-1].attention.output.bias) if layers else words.rows.shape[1]
 
 
 def with_words(parts: Parts, words: Table) -> Parts:

@@ -172,7 +172,7 @@ TASK_KINDS: Mapping[str, TaskKind] = {
     ),
     "fill-mask": TaskKind(
         auto_class="AutoModelForMaskedLM",
-        architectures=("ForMaskedLM", "NeoBERTLMHead"),
+        architectures=("ForMaskedLM", "NeoBERTLMHead", "NomicBertForPreTraining"),
         reader="fill_mask",
         of_tokens=True,
         rank=3,

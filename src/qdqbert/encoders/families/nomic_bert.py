@@ -68,6 +68,7 @@ _EXPECTED: Mapping[str, object] = {
 }
 _CONVERSION = Conversion(
     renames=(
+        (r"^bert\.", "nomic_bert."),
         (r"encoder\.layers", "layers"),
         (r"emb_ln", "embeddings.LayerNorm"),
         (r"attn\.out_proj", "self_attn.o_proj"),
@@ -194,9 +195,11 @@ def read_rotated(
 
 
 def fill_mask(parts: Parts) -> tuple[Head, ...]:
-    """Return the head of `NomicBertForMaskedLM`."""
-    at = parts.root.at("cls.predictions")
-    activation = parts.config.activation("hidden_act")
+    """Return the head of `NomicBertForMaskedLM`, or of `NomicBertForPreTraining` of older files."""
+    at, config = parts.root.at("cls.predictions"), parts.config
+    # Files of version 2 have no `hidden_act`.
+    is_gelu = config.values["activation_function"] == "gelu"
+    activation = "gelu" if is_gelu else config.activation("hidden_act")
     paths = ("transform.dense", "transform.layer_norm")
     steps = transform(parts, at, *paths, activation, outputs=parts.hidden)
     return logits("none", *steps, decoder(at, "decoder", "bias", parts.encoder.embeddings))
