@@ -88,6 +88,7 @@ def save_embedder(
 
 
 @pytest.mark.parametrize("kind", ["t5", "umt5"])
+@pytest.mark.usual("umt5")
 def test_an_embedder_is_that_of_sentence_transformers(kind, tmp_path) -> None:
     folder = save_embedder(tmp_path, model_type=kind)
     expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(LONG)

@@ -133,6 +133,7 @@ def test_only_wanted_outputs_are_computed(with_heads) -> None:
 
 
 @pytest.mark.parametrize("floats", [False, True])
+@pytest.mark.usual("False")
 def test_a_text_has_the_same_bits_alone_in_a_batch_and_in_another_order(floats) -> None:
     shape = Shape(**SMALL, layers=1, dynamic=not floats, floats=floats)
     runner = runner_of(packed_model(shape, _heads()))

@@ -40,7 +40,13 @@ def inputs(texts):
     return {"input_ids": ids, "attention_mask": mask}
 
 
-@pytest.mark.parametrize("kernel", [each.name for each in usable_sets()])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param(each.name, marks=[pytest.mark.slow] * (number > 0))
+        for number, each in enumerate(usable_sets())
+    ],
+)
 @pytest.mark.parametrize("precision", ["int8", "float"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_shared_prefix_changes_no_bit(decoder, precision, kernel, threads) -> None:

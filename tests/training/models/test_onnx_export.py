@@ -362,6 +362,7 @@ def test_question_answering_with_per_tensor_weights_agrees_on_both_outputs(
 
 
 @EXPORTERS
+@pytest.mark.usual("dynamo")
 def test_left_to_itself_the_graph_answers_as_the_model_does(plainly_exported, dynamo) -> None:
     assert_answers_alike(plainly_exported(dynamo))
 

@@ -103,6 +103,7 @@ def test_only_engines_that_run_all_models_are_timed_by_default(checkpoints, for_
 
 @pytest.mark.usefixtures("without_timing")
 @pytest.mark.parametrize("engines", [(), ("native",)], ids=["default", "native"])
+@pytest.mark.usual("default")
 def test_float_on_onnxruntime_is_what_the_native_engine_is_compared_with(
     quantized, checkpoints, tmp_path, engines
 ) -> None:
