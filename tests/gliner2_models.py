@@ -32,7 +32,7 @@ MARKS = (
     *("[SEP_STRUCT]", "[SEP_TEXT]", "[P]", "[C]", "[E]", "[R]", "[L]"),
     *("[EXAMPLE]", "[OUTPUT]", "[DESCRIPTION]"),
 )
-MAX_WIDTH, POSITIONS = 4, 128
+MAX_WIDTH, POSITIONS = 4, 256
 SMALL, COUNTS, EXPERTS = 128, 20, 4
 
 
@@ -45,7 +45,7 @@ def stack(*sizes: int) -> nn.Sequential:
 
 
 class Count(nn.Module):
-    """The vectors of labels, of the first answer."""
+    """The vectors of labels, `(answers, labels, size)`."""
 
     def __init__(self, size: int, kind: str) -> None:
         super().__init__()
@@ -71,21 +71,21 @@ class Count(nn.Module):
                 nn.Linear(size, size), nn.GELU(), nn.Linear(size, EXPERTS), nn.Softmax(dim=-1)
             )
 
-    def forward(self, labels: torch.Tensor) -> torch.Tensor:
-        place = self.pos_embedding.weight[:1].expand(len(labels), -1)
-        found = self.gru(place[None], labels[None].contiguous())[0][0]
+    def forward(self, labels: torch.Tensor, count: int) -> torch.Tensor:
+        places = self.pos_embedding.weight[:count, None].expand(-1, len(labels), -1)
+        found = self.gru(places.contiguous(), labels[None].contiguous())[0]
         if self.kind == "count_lstm":
-            return self.projector(torch.cat([found, labels], dim=-1))
+            return self.projector(torch.cat([found, labels.expand_as(found)], dim=-1))
         if self.kind == "count_lstm_v2":
             given, inner = found + labels, self.transformer
-            seen = inner.transformer(inner.in_projector(given)[None])[0]
+            seen = inner.transformer(inner.in_projector(given))
             return inner.out_projector(torch.cat([seen, given], dim=-1))
         each = [
             nn.functional.gelu(found @ self.w1[index] + self.b1[index]) @ self.w2[index]
             + self.b2[index]
             for index in range(EXPERTS)
         ]
-        return (self.router(found)[..., None] * torch.stack(each, dim=1)).sum(dim=1)
+        return (self.router(found)[..., None] * torch.stack(each, dim=-2)).sum(dim=-2)
 
 
 def head_of(size: int, kind: str) -> nn.Module:
@@ -186,17 +186,50 @@ class Reference:
         task, *own = marks
         if int(self.head.count_pred(task).argmax()) == 0:
             return []
-        queries = self.head.count_embed(torch.stack(own))
+        (queries,) = self.head.count_embed(torch.stack(own), 1)
+        found = self.scored(states, places, dict(zip(labels, queries, strict=True)))
+        # The full stop that is read after a text is no part of it.
+        return [each for each in found if each[1] <= len(text)]
+
+    @torch.no_grad()
+    def instances(
+        self, text: str, name: str, fields: Sequence[str], choices: Sequence[str]
+    ) -> list[tuple[list[tuple[int, int, str, float]], dict[str, list[float]]]]:
+        """Return for each instance of a structure the spans, and the scores of words before them.
+
+        Spans are as in `spans`, of fields. The words are `choices`; their scores are by field.
+        """
+        schema = words_of(name, fields, "[C]")
+        (marks,), states, places = self.states(text, [schema], choices)
+        task, *own = marks
+        count = int(self.head.count_pred(task).argmax())
+        found = []
+        for queries in self.head.count_embed(torch.stack(own), count) if count else ():
+            by_field = dict(zip(fields, queries, strict=True))
+            spans = self.scored(states[len(choices) :], places[len(choices) :], by_field)
+            first = [[self.scored([each], [(0, 0)], by_field)] for each in states[: len(choices)]]
+            scores = {
+                field: [each[0][number][3] for each in first] for number, field in enumerate(fields)
+            }
+            found.append(([each for each in spans if each[1] <= len(text)], scores))
+        return found
+
+    def scored(
+        self,
+        states: Sequence[torch.Tensor],
+        places: Sequence[tuple[int, int]],
+        queries: Mapping[str, torch.Tensor],
+    ) -> list[tuple[int, int, str, float]]:
+        """Return the place of each span with its probability for each vector, by their names."""
         layer, found = self.head.span_rep.span_rep_layer, []
         for first in range(len(states)):
             for last in range(first, min(first + MAX_WIDTH, len(states))):
                 parts = [layer.project_start(states[first]), layer.project_end(states[last])]
                 vector = layer.out_project(torch.cat(parts).relu())
-                for label, query in zip(labels, queries, strict=True):
+                for name, query in queries.items():
                     chance = float(torch.sigmoid(vector @ query))
-                    found.append((places[first][0], places[last][1], label, chance))
-        # The full stop that is read after a text is no part of it.
-        return [each for each in found if each[1] <= len(text)]
+                    found.append((places[first][0], places[last][1], name, chance))
+        return found
 
     @torch.no_grad()
     def logits(self, text: str, tasks: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -206,9 +239,12 @@ class Reference:
         return [self.head.classifier(torch.stack(each[1:]))[:, 0] for each in marks]
 
     def states(
-        self, text: str, schemas: Sequence[Sequence[str]]
+        self, text: str, schemas: Sequence[Sequence[str]], choices: Sequence[str] = ()
     ) -> tuple[list[list[torch.Tensor]], list[torch.Tensor], list[tuple[int, int]]]:
-        """Return the states of the marks of each schema, those of words, and their places."""
+        """Return the states of the marks of each schema, those of words, and their places.
+
+        `choices` are words before those of the text, which have no place.
+        """
         whole = text if text.endswith((".", "!", "?")) else f"{text}."
         matches = list(re.finditer(r"\w+(?:[-_]\w+)*|\S", whole))
         tokens: list[str] = []
@@ -222,8 +258,8 @@ class Reference:
                 tokens += self.tokenizer.tokenize(word)
         tokens.append("[SEP_TEXT]")
         starts = []
-        for each in matches:
-            own = self.tokenizer.tokenize(each.group().lower())
+        for each in (*choices, *(match.group().lower() for match in matches)):
+            own = self.tokenizer.tokenize(each)
             starts.append((len(tokens), len(tokens) + len(own)))
             tokens += own
         ids = torch.tensor([self.tokenizer.convert_tokens_to_ids(tokens)])
@@ -237,7 +273,7 @@ class Reference:
         return (
             [[states[place] for place in each] for each in marks],
             words,
-            [each.span() for each in matches],
+            [*[(0, 0)] * len(choices), *(each.span() for each in matches)],
         )
 
 

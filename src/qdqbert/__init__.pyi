@@ -73,6 +73,7 @@ from .quantization.recipes import QuantizerOptions as QuantizerOptions
 from .tasks.embedder import Embedder as Embedder
 from .tasks.entity_extraction import EntityExtractor as EntityExtractor
 from .tasks.fill_mask import MaskFiller as MaskFiller
+from .tasks.gliner2 import SchemaExtractor as SchemaExtractor
 from .tasks.multi_vector_embedding import MultiVectorEmbedder as MultiVectorEmbedder
 from .tasks.multiple_choice import ChoiceSelector as ChoiceSelector
 from .tasks.next_sentence_prediction import NextSentencePredictor as NextSentencePredictor

@@ -112,7 +112,7 @@ def test_a_text_has_no_entities_if_their_number_is_none(tmp_path) -> None:
 
 def test_a_long_text_is_read_in_windows_that_end_as_texts_do(tmp_path) -> None:
     folder = save_gliner2(tmp_path / "model", "bert")
-    words = [word for each in WORDS[:40] for word in (each, "house", "!")]
+    words = [word for each in WORDS[:100] for word in (each, "house", "!")]
     with qdqbert.load(folder, precision="float") as model:
         job = model.job(labels=LABELS[:1])
         (encoded,) = job.encode([" ".join(words)])
@@ -324,3 +324,76 @@ def test_a_quantized_folder_does_what_the_checkpoint_does(folder, model, tmp_pat
     assert found == pytest.approx(model.decide(TEXTS[0], MOODS)["probabilities"], abs=0.05)
     with qdqbert.load(output, task="zero-shot-classification") as labels:
         assert labels.decide(TEXTS[0], MOODS)["probabilities"] == found
+
+
+ORDER = {"order": ["item", "size::[small|large]", "number::str"]}
+# The choices as they are read: words before those of the text.
+CHOICES = ["(", "order:", "size", "(", "small", "|", "large", ")", ")"]
+
+
+@pytest.mark.parametrize("layer", ["count_lstm", "count_lstm_v2", "count_lstm_moe"])
+@pytest.mark.usual("count_lstm_v2")
+def test_structures_are_those_of_gliner2(layer, tmp_path) -> None:
+    folder = save_gliner2(tmp_path / "model", counting_layer=layer, none=-9.0)
+    reference = Reference(folder)
+    wanted = reference.instances(TEXTS[0], "order", ("item", "size", "number"), CHOICES)
+    assert wanted
+    threshold = threshold_of([span for spans, _ in wanted for span in spans])
+    with qdqbert.load(folder, precision="float") as model:
+        options = {"threshold": threshold, "include_confidence": True, "include_spans": True}
+        found = model.extract_json(TEXTS[0], ORDER, **options)["order"]
+        plain = model.extract_json([TEXTS[0], ""], ORDER, threshold=threshold)
+    expected = []
+    for spans, scores in wanted:
+        of_field = {
+            name: sorted(chosen([x for x in spans if x[2] == name], threshold), key=lambda x: -x[3])
+            for name in ("item", "number")
+        }
+        values = {name: [(x[0], x[1], x[3]) for x in own] for name, own in of_field.items()}
+        small, large = (scores["size"][CHOICES.index(each)] for each in ("small", "large"))
+        best = ("small", small) if small >= large else ("large", large)
+        size = best if best[1] > threshold else None
+        expected.append((values["item"], size, values["number"][:1]))
+    made = [
+        (
+            [(x["start"], x["end"], x["confidence"]) for x in each["item"]],
+            each["size"] and (each["size"]["text"], each["size"]["confidence"]),
+            [(x["start"], x["end"], x["confidence"]) for x in [each["number"]] if x],
+        )
+        for each in found
+    ]
+    for own, other in zip(made, [each for each in expected if any(each)], strict=True):
+        assert own[0] == [pytest.approx(each, abs=1e-4) for each in other[0]]
+        assert own[1] == (other[1] and (other[1][0], pytest.approx(other[1][1], abs=1e-4)))
+        assert own[2] == [pytest.approx(each, abs=1e-4) for each in other[2]]
+    texts = [each["item"] for each in plain[0]["order"]]
+    assert texts == [distinct([x["text"] for x in each["item"]]) for each in found]
+    assert plain[1] == {"order": []}
+
+
+def distinct(texts: list[str]) -> list[str]:
+    return list({each.lower(): each for each in reversed(texts)}.values())[::-1]
+
+
+@pytest.mark.parametrize(
+    ("structures", "message"),
+    [
+        ({}, "have to be lists of fields by name, got dict"),
+        (["a"], "have to be lists of fields by name, got list"),
+        ({"a": "b"}, "'a' has to be a list of fields, got str 'b'"),
+        ({"a": []}, "'a' has to be a list of fields"),
+        ({" ": ["b"]}, "need texts as names"),
+        ({"a": ["b", "b::str"]}, "'a' has a field twice"),
+        ({"a": [3]}, "a field of 'a' is int 3"),
+        ({"a": ["::str"]}, "a field of 'a' has no name"),
+        ({"a": [{"name": "b", "validators": []}]}, "a field of 'a' has 'validators'"),
+        ({"a": [{"name": "b", "dtype": "int"}]}, "`dtype` of 'b' is str 'int'"),
+        ({"a": [{"name": "b", "choices": "x"}]}, "`choices` of 'b' have to be a list"),
+        ({"a": ["b::[x|]"]}, "`choices` of 'b' have to be a list"),
+        ({"a": [{"name": "b", "description": 1}]}, "the description of 'b' has to be a text"),
+        ({"a": ["the cat " * 900]}, "`structures` are 1 field of"),
+    ],
+)
+def test_structures_that_are_not_as_described_are_refused(structures, message, model) -> None:
+    with pytest.raises(qdqbert.UserInputError, match=message):
+        model.extract_json("a text", structures)

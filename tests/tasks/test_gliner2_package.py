@@ -213,3 +213,53 @@ def test_several_questions_are_those_of_the_package(tmp_path) -> None:
         assert found[name]["choice"] == each["label"]
         chance = found[name]["probabilities"][each["label"]]
         assert chance == pytest.approx(each["confidence"], abs=1e-4)
+
+
+STRUCTURES: tuple[dict[str, Any], ...] = (
+    {"animal": ["name::str", "home", "size::[small|very large|cat]"]},
+    {
+        "place": ["name::str::what it is called", "kind::[city|house]::list::its kind", "a"],
+        "trip": [
+            {"name": "day", "dtype": "str", "description": "when"},
+            {"name": "by", "choices": ["car", "House"]},
+            {"name": "x", "dtype": "str", "choices": ["small", "City"]},
+        ],
+    },
+    {"one": ["a::str"]},
+)
+
+
+def equal(found: Any, wanted: Any) -> bool:
+    """Return whether answers are equal, and their numbers within 1e-4."""
+    if isinstance(wanted, dict):
+        return list(found) == list(wanted) and all(equal(found[x], wanted[x]) for x in wanted)
+    if isinstance(wanted, list):
+        return len(found) == len(wanted) and all(map(equal, found, wanted))
+    return abs(found - wanted) < 1e-4 if isinstance(wanted, float) else found == wanted
+
+
+@pytest.mark.parametrize("pooling", ["first", "mean"])
+@pytest.mark.parametrize("family", ["deberta-v2", "modernbert"])
+@pytest.mark.parametrize("layer", ["count_lstm", "count_lstm_v2", "count_lstm_moe"])
+def test_structures_are_those_of_the_package(layer, family, pooling, tmp_path) -> None:
+    settings = {"counting_layer": layer, "token_pooling": pooling, "none": -9.0}
+    reference, folder = saved(tmp_path, family, **settings)
+    with torch.no_grad():
+        # Numbers of answers that differ.
+        reference.count_pred[-1].weight *= 30
+    reference.save_pretrained(str(folder))
+    numbers = set()
+    with qdqbert.load(folder, precision="float") as model:
+        for structures in STRUCTURES:
+            for text in TEXTS:
+                for threshold in (0.4, 0.47, 0.5):
+                    for given in (False, True):
+                        options: dict[str, Any] = {"threshold": threshold}
+                        options |= {"include_confidence": given, "include_spans": given}
+                        with torch.no_grad():
+                            found = reference.extract_json(text, structures, **options)
+                        # The package has an object for none.
+                        wanted = {name: each or [] for name, each in found.items()}
+                        assert equal(model.extract_json(text, structures, **options), wanted)
+                        numbers |= {len(each) for each in wanted.values()}
+    assert len(numbers) > 1

@@ -208,11 +208,7 @@ class EntityExtractor(Model):
         multi_label: bool | None = None,
     ) -> Extract:
         """Return the job of a call with these options, for `stream`."""
-        if type(threshold) not in (int, float) or not 0 <= threshold < 1:
-            raise UserInputError(
-                f"`threshold` must be a number from 0 to below 1, got {threshold!r:.100}.",
-                argument="threshold",
-            )
+        check_threshold(threshold)
         described_labels = _descriptions(labels, self._head)
         loaded = self._loaded
         reader = None
@@ -233,6 +229,15 @@ class EntityExtractor(Model):
             threshold=threshold,
             flat=flat_ner,
             multi_label=multi_label,
+        )
+
+
+def check_threshold(threshold: Any) -> None:
+    """Refuse a threshold that is no probability below 1."""
+    if type(threshold) not in (int, float) or not 0 <= threshold < 1:
+        raise UserInputError(
+            f"`threshold` must be a number from 0 to below 1, got {threshold!r:.100}.",
+            argument="threshold",
         )
 
 

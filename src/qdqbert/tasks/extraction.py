@@ -31,6 +31,7 @@ STATES = "last_hidden_state"
 
 # Fewest tokens of a text that are read next to the labels.
 _LEAST_ROOM = 32
+_NO_WORDS = np.zeros((0, 2), np.int64)
 _SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 
 
@@ -115,11 +116,14 @@ class Prompt:
         before: Ids of the tokens before the text.
         after: Ids of the tokens after it.
         marks: Position of the token whose state is read for each mark. Shape `(marks,)`.
+        words: Positions of the first token of each word that is scored as those of a text are, and
+            of the one after its last token. Shape `(words, 2)`.
     """
 
     before: NDArray[np.int32]
     after: NDArray[np.int32]
     marks: NDArray[np.int64]
+    words: NDArray[np.int64]
 
     @classmethod
     def of(cls, words: PromptWords, tokenizer: Tokenizer) -> Prompt:
@@ -141,7 +145,10 @@ class Prompt:
                     f"{parts} of it. Use the tokenizer of the checkpoint."
                 )
         ids = np.array(found.ids, np.int32)
+        count = len(words.words)
+        scored = _limits(found, count)[-words.after :] if words.after else _NO_WORDS
         return cls(
+            words=scored,
             before=ids[: inner[-1] + 1],
             after=ids[inner[-1] + 1 :],
             marks=np.array([owners.index(mark) for mark in words.marks], np.int64)
@@ -155,8 +162,12 @@ class Prompt:
         ids, owners = np.array(found.ids, np.int32), found.word_ids
         count = len(owners) - owners.count(None)
         first = next((place for place, owner in enumerate(owners) if owner is not None), 0)
-        none = np.zeros(0, np.int64)
-        return cls(before=ids[:first], after=ids[first + count :], marks=none)
+        return cls(
+            before=ids[:first],
+            after=ids[first + count :],
+            marks=np.zeros(0, np.int64),
+            words=_NO_WORDS,
+        )
 
     def __len__(self) -> int:
         return len(self.before) + len(self.after)
@@ -211,8 +222,11 @@ class WindowReader:
         input_names: Sequence[str],
         max_length: int,
         argument: str = "labels",
+        what: str = "label",
     ) -> WindowReader:
         """Return the reader of texts behind other words, most of which are an argument's labels.
+
+        `what` is one of them, for messages.
 
         Raises:
             UserInputError: The words leave no room for a text in `max_length` tokens.
@@ -223,9 +237,9 @@ class WindowReader:
         room = max_length - len(prompt) - len(end.ids)
         if room < min(_LEAST_ROOM, max_length // 2):
             raise UserInputError(
-                f"`{argument}` are {counted(words.labels, 'label')} of {len(prompt)} tokens, which "
-                f"leave {max(room, 0)} of {max_length} for a text. Pass fewer or shorter labels in "
-                "a call.",
+                f"`{argument}` are {counted(words.labels, what)} of {len(prompt)} tokens, which "
+                f"leave {max(room, 0)} of {max_length} for a text. Pass fewer or shorter ones in a "
+                "call.",
                 argument=argument,
             )
         return cls(

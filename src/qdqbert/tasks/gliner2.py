@@ -8,33 +8,52 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.common.errors import CheckpointError, UserInputError
+from qdqbert.common.keywords import suggest_keywords
 from qdqbert.encoders.checkpoint.gliner2 import Gliner2Head, Schema, prompt_of, read_gliner2_head
 from qdqbert.encoders.checkpoint.own_layers import SPAN_WEIGHTS, read_own_weights
 from qdqbert.encoders.checkpoint.sentence_files import file_finder, text_reader
 from qdqbert.encoders.model import Floats
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import check_text, described, is_text
+from qdqbert.runtime.inputs import check_text, described, is_text, listed_texts
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tasks.decisions import Question
-from qdqbert.tasks.entity_extraction import ENTITY_EXTRACTION, EntityExtractor
+from qdqbert.tasks.entity_extraction import (
+    ENTITY_EXTRACTION,
+    THRESHOLD,
+    EntityExtractor,
+    check_threshold,
+)
 from qdqbert.tasks.extraction import STATES, WindowReader, Words
 from qdqbert.tasks.gliner2_scores import CLASSIFIER, class_scores
 from qdqbert.tasks.hypotheses import LABELED_ROWS, LabelLogits, ReadsLabels
 from qdqbert.tasks.span_layers import Tensors
+from qdqbert.tasks.structures import Fill, Instance, read_structures
 from qdqbert.tasks.takes_labels import TakesLabels, refuse
 from qdqbert.tasks.zero_shot_classification import (
     ZERO_SHOT_CLASSIFICATION,
     ZeroShotClassifier,
 )
+
+Structures = Mapping[str, Sequence[str | Mapping[str, Any]]]
+"""Fields of structures by their names."""
+
+
+class JsonOptions(TypedDict, total=False):
+    """Options of `extract_json`."""
+
+    threshold: float
+    include_confidence: bool
+    include_spans: bool
+
 
 TASK_NAME = "category"
 """What labels are about, unless a call says it."""
@@ -161,7 +180,96 @@ def _schema(name: str, question: Question) -> Schema:
 
 
 class SchemaExtractor(_ReadsSchemas, EntityExtractor):
-    """Finds entities of any kinds in texts, and chooses among labels that a call names."""
+    """Finds entities, chooses among labels of a call, and fills structures, as gliner2 does."""
+
+    @overload
+    def extract_json(
+        self, inputs: str, structures: Structures, **options: Unpack[JsonOptions]
+    ) -> dict[str, list[Instance]]: ...
+
+    @overload
+    def extract_json(
+        self, inputs: Sequence[Any], structures: Structures, **options: Unpack[JsonOptions]
+    ) -> list[dict[str, list[Instance]]]: ...
+
+    @suggest_keywords
+    def extract_json(
+        self,
+        inputs: Any,
+        structures: Structures,
+        *,
+        threshold: float = THRESHOLD,
+        include_confidence: bool = False,
+        include_spans: bool = False,
+    ) -> Any:
+        """Fill structures, as `GLiNER2.extract_json` does.
+
+        Args:
+            inputs: A text, or a list of texts. What does not fit is cut off.
+            structures: Fields of each structure by its name. A field is "name", for any number of
+                values, "name::str" for one, "name::[a|b]" for one of some choices, and may have a
+                description, "name::str::what it is"; or it is a dictionary with `name`, `dtype`
+                ("str" or "list"), `choices` and `description`.
+            threshold: Values are more probable than this, from 0 to below 1.
+            include_confidence: Whether values are dictionaries with their probability,
+                `confidence`.
+            include_spans: Whether values are dictionaries with their place, `start` and `end`.
+
+        Returns:
+            For each text the instances of each structure, a dictionary of values each: texts, or
+            dictionaries with `text`. A single value that is not found is `None`.
+
+        Raises:
+            UserInputError: An input is no text, a structure is not as described or leaves no room
+                for a text, or an option has a wrong value.
+
+        Example:
+            >>> model.extract_json("Two large pizzas!", {"order": ["item", "size::[small|large]"]})
+            {'order': [{'item': ['pizzas'], 'size': 'large'}]}
+        """
+        job = self.json_job(
+            structures=structures,
+            threshold=threshold,
+            include_confidence=include_confidence,
+            include_spans=include_spans,
+        )
+        answers = self._all(job, listed_texts(inputs, "inputs"))
+        return answers[0] if isinstance(inputs, str) else answers
+
+    @suggest_keywords
+    def json_job(
+        self,
+        *,
+        structures: Structures,
+        threshold: float = THRESHOLD,
+        include_confidence: bool = False,
+        include_spans: bool = False,
+    ) -> Fill:
+        """Return the job of `extract_json` with these options, for `stream`."""
+        check_threshold(threshold)
+        found = read_structures(structures)
+        words = prompt_of(
+            [each.schema for each in found], [word for each in found for word in each.choices()]
+        )
+        schemas = self._scorer.schemas
+        assert schemas is not None, "the head is one of gliner2"
+        return Fill(
+            reader=WindowReader.behind(
+                words,
+                self._schema_head,
+                self._loaded.tokenizer,
+                input_names=self._loaded.artifact.input_names,
+                max_length=self.max_length,
+                argument="structures",
+                what="field",
+            ),
+            scorer=self._scorer,
+            schemas=schemas,
+            structures=found,
+            threshold=threshold,
+            has_scores=include_confidence,
+            has_places=include_spans,
+        )
 
     def row_format(self, options: AnswerOptions) -> RowFormat:
         """Return the columns of a model that chooses among `labels`, if they are about a task."""

@@ -1,13 +1,15 @@
 """The layers of gliner2 after an encoder, in float32: from states to scores of spans and classes.
 
 A label's vector is what its mark's state becomes in a step of a GRU, which counts the answers to a
-schema, and in layers after it. Entities are the first answer, so that one step is computed.
+schema, and in layers after it. Entities are the first answer. A structure has as many as another
+layer says.
 
 Source: layers.py, models/span/model.py of gliner2 2.1.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -24,35 +26,69 @@ Function = Callable[[Floats], Floats]
 CLASSIFIER = "classifier"
 """Start of the names of the layers that score classes."""
 
-_GRU = "count_embed.gru"
+_GRU, _PLACES = "count_embed.gru", "count_embed.pos_embedding.weight"
 # Of the layers of "count_lstm_v2", in which labels attend to each other.
 _HEADS, _LAYERS = 4, 2
 _NORM_EPSILON = np.float32(1e-5)
 _PARTS = ("weight", "bias")
 
 
-def gliner2_scores(tensors: Tensors, head: Gliner2Head) -> Callable[[Floats, Floats], Floats]:
-    """Return the function from states of words, and of the marks of a task and of its labels.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SchemaScorer:
+    """The layers that score spans of words by the marks of a schema.
 
-    Returns:
-        A function with the scores `[first, width - 1, 1 + label]`: whether there is an entity, as
-        the largest logit of a number of answers above 0 minus that of 0, and those of the labels.
-
-    Raises:
-        CheckpointError: A tensor is missing, or does not fit the others.
+    Attributes:
+        spans: Returns the scores `[first, width - 1, label]` of states of words, `(words, hidden)`,
+            for vectors of labels, `(labels, hidden)`.
+        numbers: Returns the logits of the numbers of answers, from 0 on, of states of the marks of
+            tasks, `(tasks, hidden)`.
+        step: Returns the states of labels after another step of the GRU, by its index.
+        rest: Returns the vectors of labels, of these states and those of their marks.
     """
-    spans = span_scores(tensors, "span_rep.span_rep_layer.", max_width=head.max_width)
-    counts = tensors.stack("count_pred.0", "count_pred.2")
-    step, rest = _step(tensors), _COUNTING[head.counting_layer](tensors)
 
-    def score(words: Floats, marks: Floats) -> Floats:
+    spans: Callable[[Floats, Floats], Floats]
+    numbers: Function
+    step: Callable[[Floats, int], Floats]
+    rest: Callable[[Floats, Floats], Floats]
+
+    @classmethod
+    def of(cls, tensors: Tensors, head: Gliner2Head) -> SchemaScorer:
+        """Return the layers that some weights make.
+
+        Raises:
+            CheckpointError: A tensor is missing, or does not fit the others.
+        """
+        return cls(
+            spans=span_scores(tensors, "span_rep.span_rep_layer.", max_width=head.max_width),
+            numbers=tensors.stack("count_pred.0", "count_pred.2"),
+            step=_steps(tensors),
+            rest=_COUNTING[head.counting_layer](tensors),
+        )
+
+    def entities(self, words: Floats, marks: Floats) -> Floats:
+        """Return scores of entities, of states of words and of a schema's marks, the task's first.
+
+        Returns:
+            The scores `[first, width - 1, 1 + label]`: whether there is an entity, as the largest
+            logit of a number of answers above 0 minus that of 0, and those of the labels.
+        """
         labels = marks[1:]
-        found = spans(words, rest(step(labels), labels))
-        (number,) = counts(marks[:1])
+        found = self.spans(words, self.rest(self.step(labels, 0), labels))
+        (number,) = self.numbers(marks[:1])
         margin = np.full((*found.shape[:2], 1), number[1:].max() - number[0], np.float32)
         return np.concatenate([margin, found], axis=-1)
 
-    return score
+    def answers(self, marks: Floats) -> Floats:
+        """Return the vectors of labels for each answer, `(answers, labels, hidden)`.
+
+        `marks` are the states of a schema's marks, the task's first.
+        """
+        labels, found = marks[1:], []
+        states = labels
+        for index in range(int(self.numbers(marks[:1])[0].argmax())):
+            states = self.step(states, index)
+            found.append(self.rest(states, labels))
+        return np.stack(found) if found else np.zeros((0, *labels.shape), np.float32)
 
 
 def class_scores(tensors: Tensors) -> Function:
@@ -65,27 +101,31 @@ def class_scores(tensors: Tensors) -> Function:
     return lambda labels: layers(labels)[:, 0]
 
 
-def _step(tensors: Tensors) -> Function:
-    """Return the first step of the GRU, from states of labels on."""
+def _steps(tensors: Tensors) -> Callable[[Floats, int], Floats]:
+    """Return the steps of the GRU, from states of labels and the index of a step on."""
     names = [f"{_GRU}.{part}_{way}_l0" for part in ("weight", "bias") for way in ("ih", "hh")]
     inputs, states, bias, other = (
         tensors.get(name, axes) for name, axes in zip(names, (2, 2, 1, 1), strict=True)
     )
     width = states.shape[1]
-    (place, *_) = tensors.get("count_embed.pos_embedding.weight", 2)
-    shapes = ((3 * width, len(place)), (3 * width, width), (3 * width,), (3 * width,))
+    places = tensors.get(_PLACES, 2)
+    # The number 0 of answers has no step.
+    if len(places) < len(tensors.layer("count_pred.2")[0]) - 1 or not len(places):
+        raise tensors.damaged(_PLACES)
+    depth = places.shape[1]
+    shapes = ((3 * width, depth), (3 * width, width), (3 * width,), (3 * width,))
     for name, each, shape in zip(names, (inputs, states, bias, other), shapes, strict=True):
         if each.shape != shape:
             raise tensors.damaged(name)
-    # The input of the step is the same for all labels. Gates are in the order of torch: reset,
-    # update, new.
-    given = np.split(inputs @ place + bias, 3)
+    # The input of a step is the same for all labels.
+    given = FloatLinear(inputs, bias)(places)
     layer = FloatLinear(states, other)
 
-    def run(labels: Floats) -> Floats:
-        own = np.split(layer(labels), 3, axis=1)
-        reset, update = (apply("sigmoid", given[gate] + own[gate]) for gate in (0, 1))
-        new = np.tanh(given[2] + reset * own[2])
+    def run(labels: Floats, index: int) -> Floats:
+        # Gates are in the order of torch: reset, update, new.
+        first, own = np.split(given[index], 3), np.split(layer(labels), 3, axis=1)
+        reset, update = (apply("sigmoid", first[gate] + own[gate]) for gate in (0, 1))
+        new = np.tanh(first[2] + reset * own[2])
         return np.asarray((1 - update) * new + update * labels, np.float32)
 
     return run

@@ -21,7 +21,7 @@ from qdqbert.encoders.checkpoint.gliner2 import Gliner2Head
 from qdqbert.encoders.checkpoint.own_layers import SPAN_WEIGHTS, SpanHead, read_own_weights
 from qdqbert.encoders.model import Floats
 from qdqbert.engines.native.float_layers import FloatLinear
-from qdqbert.tasks.gliner2_scores import gliner2_scores
+from qdqbert.tasks.gliner2_scores import SchemaScorer
 from qdqbert.tasks.logits import apply
 from qdqbert.tasks.recurrent import Recurrent, recurrent
 from qdqbert.tasks.span_layers import FIRST, LAST, Tensors, relu, span_scores
@@ -67,6 +67,7 @@ class SpanScorer:
         recurrent: Layers of the LSTM over the words.
         score: Returns the scores of the vectors of words, `(words, width)`, and of labels,
             `(labels, width)`.
+        schemas: The layers of gliner2; `None` for other models.
         path: Where their weights are, for messages.
     """
 
@@ -75,6 +76,7 @@ class SpanScorer:
     label_projection: FloatLinear | None = None
     recurrent: tuple[Recurrent, ...] = ()
     score: Callable[[Floats, Floats], Floats]
+    schemas: SchemaScorer | None = None
     path: Path
 
     @classmethod
@@ -91,7 +93,8 @@ class SpanScorer:
         """
         tensors = Tensors(weights, path)
         if isinstance(head, Gliner2Head):
-            return cls(head=head, score=gliner2_scores(tensors, head), path=path)
+            schemas = SchemaScorer.of(tensors, head)
+            return cls(head=head, score=schemas.entities, schemas=schemas, path=path)
         assert isinstance(head, GlinerHead), "there are two packages"
         projection, label_projection = (
             tensors.linear(name) if f"{name}.weight" in tensors else None
@@ -141,9 +144,9 @@ class SpanScorer:
             labels = (self.label_projection or _unchanged)(vectors)
         if self.head.subtoken_pooling == "max":
             # The largest channels of a projection are not the projection of the largest ones.
-            words = self._words(project(states), tokens.words)
+            words = self.words(project(states), tokens.words)
         else:
-            words = project(self._words(states, tokens.words))
+            words = project(self.words(states, tokens.words))
         if not self.head.keeps_empty_words:
             words[tokens.words[:, 0] == tokens.words[:, 1]] = 0
         for each in self.recurrent:
@@ -166,7 +169,7 @@ class SpanScorer:
         first, more, label = first[is_inside], more[is_inside], label[is_inside]
         return Found(first, first + more, label, chances[first, more, label])
 
-    def _words(self, states: Floats, words: NDArray[np.int64]) -> Floats:
+    def words(self, states: Floats, words: NDArray[np.int64]) -> Floats:
         """Return the state of each word, any for one without tokens. Shape `(words, hidden)`."""
         starts, ends = words.T
         pooling = self.head.subtoken_pooling

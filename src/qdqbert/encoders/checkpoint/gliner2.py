@@ -4,6 +4,7 @@ A text is read behind a schema, whose words are each tokenized by itself:
 
     ( [P] entities ( [E] person [E] drug ) ) [SEP_TEXT] words of the text
     ( [P] mood ( [L] glad [L] sad ) ) [SEP_STRUCT] ( [P] topic ( [L] a [L] b ) ) [SEP_TEXT] words
+    ( [P] order ( [C] name [C] size ) ) [SEP_TEXT] ( order: size ( small | large ) ) words
 
 The states of the marks and the words go through layers of their own, which are not part of the
 graph: which tokens they read depends on the call.
@@ -49,11 +50,14 @@ ENCODER_CONFIG = "encoder_config/config.json"
 
 CountingLayer = Literal["count_lstm", "count_lstm_moe", "count_lstm_v2"]
 
+FIELD = "[C]"
+"""The token before each field of a structure."""
+
 _TASK, _ENTITY, _LABEL = "[P]", "[E]", "[L]"
 _BETWEEN, _TEXT, _DESCRIPTION = "[SEP_STRUCT]", "[SEP_TEXT]", "[DESCRIPTION]"
 # In the order in which gliner2 adds them.
 _MARKS = (
-    *(_BETWEEN, _TEXT, _TASK, "[C]", _ENTITY, "[R]", _LABEL),
+    *(_BETWEEN, _TEXT, _TASK, FIELD, _ENTITY, "[R]", _LABEL),
     *("[EXAMPLE]", "[OUTPUT]", _DESCRIPTION),
 )
 _ENTITIES = "entities"
@@ -81,8 +85,11 @@ class Schema(NamedTuple):
         return ["(", _TASK, f"{self.name}{said}", "(", *marked, ")", ")"]
 
 
-def prompt_of(schemas: Sequence[Schema]) -> PromptWords:
-    """Return the words before a text. Of each schema, the mark of the task is the first one."""
+def prompt_of(schemas: Sequence[Schema], choices: Sequence[str] = ()) -> PromptWords:
+    """Return the words before a text. Of each schema, the mark of the task is the first one.
+
+    `choices` are words that are read as the first ones of the text.
+    """
     words: list[str] = []
     marks: list[int] = []
     for each in schemas:
@@ -91,7 +98,8 @@ def prompt_of(schemas: Sequence[Schema]) -> PromptWords:
         marks += [len(words) + 1, *range(first, first + 2 * len(each.labels), 2)]
         words += each.words()
     count = sum(len(each.labels) for each in schemas)
-    return PromptWords([*words, _TEXT], marks, count, has_ends=False)
+    every = [*words, _TEXT, *choices]
+    return PromptWords(every, marks, count, has_ends=False, after=len(choices))
 
 
 @functools.cache

@@ -66,6 +66,7 @@ class PromptWords(NamedTuple):
         labels: Number of labels.
         has_ends: Whether the tokens around a text, such as [CLS], stand around both.
         reads_marks: Whether the states of marks are read, and not those of the tokens after them.
+        after: Number of the last words that are scored as those of a text are.
     """
 
     words: list[str]
@@ -73,6 +74,7 @@ class PromptWords(NamedTuple):
     labels: int
     has_ends: bool
     reads_marks: bool = True
+    after: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
