@@ -193,6 +193,21 @@ def test_deberta_with_the_vocabulary_of_sentencepiece_needs_no_tokenizer_json(
     np.testing.assert_array_equal(qdqbert.load(folder, precision="float").encode(TEXTS), found)
 
 
+@pytest.mark.parametrize(
+    ("numbers", "is_said"),
+    [({"a": 0, "b": 1, "c": 2}, False), ({"a": 1, "b": 0}, True), ({"X": 5}, False)],
+)
+def test_classes_with_other_numbers_in_label2id_are_named(
+    checkpoint_copy, caplog, numbers, is_said
+) -> None:
+    folder = checkpoint_copy("classifier")
+    change_config(folder, id2label={"0": "a", "1": "b", "2": "c"}, label2id=numbers)
+    qdqbert.load(folder, check=False).close()
+    said = "gives 'a' the number 1, and `id2label` gives it 0. `id2label` counts"
+    assert any(said in each for each in caplog.messages) == is_said
+    assert any(said in each for each in load_checkpoint(str(folder)).notices) == is_said
+
+
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_vocabulary_that_was_cut_off_is_logged(save_tiny, tmp_path, caplog, is_cut) -> None:
     size = 4000

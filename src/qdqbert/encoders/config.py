@@ -120,6 +120,29 @@ class Config:
             )
         return names
 
+    def contradicted_class(self) -> str | None:
+        """Return a sentence about a class that `label2id` numbers otherwise than `id2label`.
+
+        transformers' pipeline for zero-shot classification finds entailment by `label2id`, and
+        names of classes by `id2label`.
+
+        Returns:
+            The sentence; `None` if there is no such class.
+        """
+        numbers = self.values.get("label2id")
+        if not isinstance(numbers, Mapping):
+            return None
+        for number, name in self.class_names().items():
+            # Names that it lacks, as those of a config that was changed by hand, say nothing.
+            other = numbers.get(name, number)
+            if other != number:
+                return (
+                    f"`label2id` in {self.path} gives {name!r:.80} the number {other!r:.20}, and "
+                    f"`id2label` gives it {number}. `id2label` counts. If answers are the wrong "
+                    "way round, correct it in a copy of the folder."
+                )
+        return None
+
     def _names(self, name: str, given: Any) -> dict[int, str]:
         """Return a field whose keys are whole numbers and whose values are names."""
         # Names of data sets without names are numbers or truth values.

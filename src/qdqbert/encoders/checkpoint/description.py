@@ -176,7 +176,7 @@ def describe_checkpoint(
         UserInputError: The task is unknown or not supported, or `pooling` cannot be used.
     """
     check_name(name)
-    stored, config = _read_configs(name, task)
+    stored, config, contradiction = _read_configs(name, task)
     check_adapter(Config(values=config.to_dict()), adapter, name)
     subfolder = stored.subfolder if stored else ""
     family = quantized_family(config.model_type)
@@ -189,6 +189,7 @@ def describe_checkpoint(
     elif new_head and head_of(chosen) not in tasks_of(config):
         set_classes_(config, dict(enumerate(new_head)))
     check_classes(chosen, config.id2label, where=str(Path(name) / subfolder / CONFIG))
+    class_notices = (contradiction,) if contradiction and TASK_KINDS[chosen].has_classes else ()
     layout = head or cross_encoder
     completed = completed_folder(layout, finder_of(name), name, subfolder)
     tokenizer, token_notices = _load_tokenizer(
@@ -216,7 +217,7 @@ def describe_checkpoint(
         input_names=_input_names(tokenizer, config),
         cross_encoder=cross_encoder,
         pair_template=pair_template_of(layout, files_of(name), name),
-        notices=(*head_notices, *pair_notices, *token_notices),
+        notices=(*head_notices, *pair_notices, *token_notices, *class_notices),
         adapter=adapter,
     )
 
@@ -224,14 +225,13 @@ def describe_checkpoint(
 def read_config(name: str) -> Any:
     """Return the config of a checkpoint."""
     check_name(name)
-    _, config = _read_configs(name)
-    return config
+    return _read_configs(name)[1]
 
 
 def infer_task(name: str) -> TaskName | None:
     """Return the task of a checkpoint; `None` for a plain encoder."""
     check_name(name)
-    stored, config = _read_configs(name)
+    stored, config, _ = _read_configs(name)
     task = _inferred_task(config, stored)
     has_head = task is None or TASK_KINDS[task].has_head
     return task if has_head or isinstance(stored, TextHead) else None
@@ -380,8 +380,11 @@ def _input_names(tokenizer: Any, config: Any) -> tuple[str, ...]:
 
 def _read_configs(
     name: str, task: str | None = None
-) -> tuple[TextHead | CrossEncoderFiles | None, Any]:
-    """Return the layout in sentence-transformers' files, if any, and the encoder's config."""
+) -> tuple[TextHead | CrossEncoderFiles | None, Any, str | None]:
+    """Return the layout in sentence-transformers' files, if any, and the encoder's config.
+
+    The last value says if the config contradicts itself; see `Config.contradicted_class`.
+    """
     files = files_of(name)
     stored: TextHead | CrossEncoderFiles | None = call(name, read_layout, files)
     if isinstance(stored, GlinerHead) and stored.has_labels_encoder:
@@ -399,4 +402,4 @@ def _read_configs(
     set_classes_(config, names)
     if isinstance(stored, ScoreHead):
         config.num_labels = stored.outputs
-    return stored, config
+    return stored, config, known.contradicted_class()

@@ -17,7 +17,7 @@ from qdqbert.common.file_names import CONFIG, MODULES
 from qdqbert.common.machine import release_memory
 from qdqbert.encoders.checkpoint.folder import refuse_old_pickles
 from qdqbert.encoders.checkpoint.gliner import GLINER_CONFIG
-from qdqbert.encoders.task_kinds import TaskName
+from qdqbert.encoders.task_kinds import TASK_KINDS, TaskName
 from qdqbert.encoders.tensor_files import has_weights_below
 from qdqbert.engines.cuda.device import Device
 from qdqbert.engines.native.storage import FORMAT
@@ -110,6 +110,10 @@ def open_float_checkpoint(
     artifact = open_artifact(made)
     for guess in checkpoint.guesses(name, is_named=task is not None):
         _LOGGER.info("%s", guess)
+    if TASK_KINDS[checkpoint.task].has_classes and (
+        contradiction := checkpoint.config.contradicted_class()
+    ):
+        _LOGGER.warning("%s", contradiction)
     if lacking := artifact.lacking_tokens:
         _LOGGER.warning("The tokenizer of %s %s", name, lacking)
     if settings_of_class := artifact.contradictions:
