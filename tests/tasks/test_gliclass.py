@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import qdqbert
+from conftest import WORDS
 from gliclass_models import reference, save_gliclass
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.integrations import transformers
@@ -224,12 +227,87 @@ def test_transformers_has_no_pipeline_for_it(folder) -> None:
         transformers.pipeline(folder)
 
 
-def test_it_is_not_quantized_or_evaluated(folder, tmp_path, write_file) -> None:
-    data = write_file("data.csv", "text,label\na,b\nc,d\n")
-    for call in (
-        lambda: qdqbert.quantize(str(folder), tmp_path / "out"),
-        lambda: qdqbert.evaluate(str(folder), str(data)),
-        lambda: qdqbert.evaluate(str(folder), str(data), engine="native"),
-    ):
-        with pytest.raises(CheckpointError, match="a checkpoint of gliclass"):
+def by_label(model) -> dict[str, float]:
+    found = model(TEXTS[0], LABELS)
+    return dict(zip(found["labels"], found["scores"], strict=True))
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> tuple[Path, Path]:
+    """Return files with labeled texts."""
+    rng = random.Random(0)
+    found = tmp_path_factory.mktemp("rows") / "train.csv", tmp_path_factory.mktemp("rows") / "d.csv"
+    for path, count in zip(found, (24, 30), strict=True):
+        lines = [f"{' '.join(rng.choices(WORDS, k=6))},{rng.choice(LABELS)}" for _ in range(count)]
+        path.write_text("\n".join(["text,label", *lines]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def quantized(folder, rows, tmp_path_factory):
+    """Return a quantized folder, and the report."""
+    output = tmp_path_factory.mktemp("gliclass") / "int8"
+    train, data = map(str, rows)
+    report = qdqbert.quantize(
+        folder, output, calibration_data=train, eval_data=data, targets="native", benchmark=False
+    )
+    return output, report
+
+
+def test_quantize_measures_the_choice_among_the_labels_of_the_data(quantized, folder, rows) -> None:
+    output, report = quantized
+    assert report.task == "zero-shot-classification"
+    assert [each.name for each in report.float_metrics][:3] == ["accuracy", "f1_macro", "ece"]
+    (target,) = report.targets
+    assert target.fidelity.decisions == 30
+    assert target.fidelity.sqnr_db > 20
+    texts, wanted = zip(
+        *(line.split(",") for line in rows[1].read_text().splitlines()[1:]), strict=True
+    )
+    labels = sorted(LABELS)
+    best = [labels[int(each.argmax())] for each in reference(folder, list(texts), labels)]
+    right = sum(one == other for one, other in zip(best, wanted, strict=True))
+    assert report.float_metrics[0].value == pytest.approx(100 * right / 30)
+    with qdqbert.load(output) as found, qdqbert.load(folder, precision="float") as model:
+        assert found.target == "native"
+        assert found.facts["decision_temperature"] != 1
+        assert by_label(found) == pytest.approx(by_label(model), abs=0.02)
+
+
+def test_evaluate_reads_the_folder_and_the_checkpoint(quantized, folder, rows) -> None:
+    data = str(rows[1])
+    found = qdqbert.evaluate(quantized[0], data=data, reference=folder)
+    assert found.metrics == quantized[1].targets[0].metrics
+    assert found.reference_metrics == quantized[1].float_metrics
+    rounded = qdqbert.evaluate(folder, data=data, engine="native")
+    assert rounded.target == "native-dynamic"
+    assert rounded.metrics[0].examples == 30
+
+
+def test_what_does_not_fit_its_layers_is_refused(quantized, folder, rows, tmp_path) -> None:
+    output, (train, data) = quantized[0], map(str, rows)
+    calls = {
+        "for `zero-shot-classification`": lambda: qdqbert.quantize(
+            folder, tmp_path / "other", task="text-classification"
+        ),
+        "whose settings have ids of tokens": lambda: qdqbert.quantize(
+            folder, tmp_path / "other", keep_scripts=["latin"]
+        ),
+        "`hypothesis_template=.* does not apply": lambda: qdqbert.quantize(
+            folder,
+            tmp_path / "other",
+            task_options=qdqbert.TaskOptions(hypothesis_template="It is {}."),
+        ),
+        "which is a model for": lambda: qdqbert.evaluate(
+            output, data=data, task="text-classification"
+        ),
+        "Train it with gliclass": lambda: qdqbert.train(
+            folder, output=tmp_path / "other", train_data=train
+        ),
+        "no format of `export` has a place for": lambda: qdqbert.export(
+            output, to="transformers-js", output=tmp_path / "other"
+        ),
+    }
+    for message, call in calls.items():
+        with pytest.raises(UserInputError, match=message):
             call()

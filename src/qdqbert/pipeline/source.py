@@ -43,7 +43,7 @@ from qdqbert.pipeline.sited import SitedSource
 from qdqbert.quantization.recipes import QuantizerOptions
 from qdqbert.quantization.spec import Site, SiteGroup, TensorSpec
 from qdqbert.runtime.artifact import read_training
-from qdqbert.tasks.entity_extraction import task_of_head
+from qdqbert.tasks.own_layers import task_of_head
 from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.task import Task
 from qdqbert.training.insert.outputs import check_outputs
@@ -222,7 +222,7 @@ def _read_float(model: ModelPath, found: Description) -> Source:
         encoder = read_encoder(
             merged(head.of_encoder(stored) if head else stored, config, found.adapter, notices),
             config,
-            found.task,
+            found.graph_task,
             poolings=() if head is None else head.row_poolings,
             steps=found.head_steps,
             token_heads=found.token_heads,

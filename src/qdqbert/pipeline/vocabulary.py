@@ -17,6 +17,7 @@ from qdqbert.common.objects import Downloaded
 from qdqbert.common.progress import Progress
 from qdqbert.data.rows.lines import counted, read_lines
 from qdqbert.data.tokenizing.trimming import ids_of_scripts, trimmed, used_ids
+from qdqbert.encoders.checkpoint.gliclass import LabelHead
 from qdqbert.encoders.model import EncoderModel, Linear
 from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.pipeline.prepare import Ready
@@ -164,6 +165,8 @@ def _check(source: Source, rows: int, argument: str) -> None:
         reason = "does not apply to models that score each word of their vocabulary"
     elif TASK_KINDS[source.task.name].vectors == "tokens":
         reason = "does not apply to multi-vector embedders, whose settings name tokens"
+    elif isinstance(source.head, LabelHead):
+        reason = "does not apply to checkpoints of gliclass, whose settings have ids of tokens"
     if reason is not None:
         raise UserInputError(f"`{argument}` {reason}. Leave it out.", argument=argument)
 

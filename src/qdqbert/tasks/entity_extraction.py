@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
@@ -17,7 +16,7 @@ from qdqbert.data.rows.data import Dataset, check_each
 from qdqbert.data.tables.rows import Column, Kind
 from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER, GlinerHead
 from qdqbert.encoders.checkpoint.own_layers import SPAN_WEIGHTS, SpanHead
-from qdqbert.encoders.checkpoint.sentence_files import FindFile, file_finder, text_reader
+from qdqbert.encoders.checkpoint.sentence_files import file_finder, text_reader
 from qdqbert.encoders.checkpoint.text_heads import read_span_head
 from qdqbert.encoders.model import Floats
 from qdqbert.runtime.batches import Results
@@ -296,22 +295,6 @@ def of_scorer(scorer: SpanScorer, embed: EmbedLabels | None = None) -> Task:
     """
     encode = functools.partial(_encode, scorer, embed)
     return dataclasses.replace(ENTITY_EXTRACTION, encode=encode)
-
-
-def task_of_head(task: Task, head: object, find: FindFile) -> Task:
-    """Return a task, with the layers after the encoder of a checkpoint if a call names its labels.
-
-    `find` finds files of the checkpoint.
-    """
-    if not isinstance(head, SpanHead):
-        return task
-    return of_scorer(SpanScorer.of(head, head.tensors(find), Path(head.file)))
-
-
-def task_of_folder(task: Task, folder: Path) -> Task:
-    """Return a task, with the layers after the encoder in a folder with graphs if it has some."""
-    head = read_span_head(text_reader(file_finder(folder)))
-    return task if head is None else of_scorer(SpanScorer.of_folder(head, folder))
 
 
 def _unbound(examples: Sequence[Any], how: Tokenization) -> Features:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.common.errors import UserInputError
+from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.gliclass import (
@@ -28,10 +29,8 @@ from qdqbert.tasks.decisions import Question, texts_of
 from qdqbert.tasks.hypotheses import LabelLogits, ReadsLabels
 from qdqbert.tasks.label_scores import LabelScorer
 from qdqbert.tasks.takes_labels import refuse
-from qdqbert.tasks.zero_shot_classification import (
-    ZERO_SHOT_CLASSIFICATION,
-    ZeroShotClassifier,
-)
+from qdqbert.tasks.task import Features, Outcome, Prediction, Task, Tokenization
+from qdqbert.tasks.zero_shot_classification import SAMPLE_LABELS, ZeroShotClassifier, label_task
 
 _STATES = "last_hidden_state"
 
@@ -59,8 +58,14 @@ class ReadTogether:
     after: Sequence[int]
 
     @classmethod
-    def of(cls, labels: Sequence[str], scorer: LabelScorer, loaded: Loaded) -> ReadTogether:
-        """Tokenize labels.
+    def of(
+        cls,
+        labels: Sequence[str],
+        scorer: LabelScorer,
+        tokenizer: Tokenizer,
+        input_names: Sequence[str],
+    ) -> ReadTogether:
+        """Tokenize labels. The tokenizer cuts texts.
 
         Raises:
             UserInputError: A label has a token that stands between labels.
@@ -74,12 +79,12 @@ class ReadTogether:
                 )
         marked = "".join(f"{LABEL_TOKEN}{label}" for label in labels)
         first = scorer.head.labels_first
-        whole = loaded.tokenizer.cutting(None)
+        whole = tokenizer.cutting(None)
         text = marked if first else f"{marked}{SEP_TOKEN}"
         (found,) = whole.encode_batch([text], special=False)
         return cls(
-            tokenizer=loaded.tokenizer,
-            input_names=loaded.artifact.input_names,
+            tokenizer=tokenizer,
+            input_names=input_names,
             scorer=scorer,
             count=len(labels),
             lead=SEP_TOKEN if first else "",
@@ -153,8 +158,70 @@ class JointClassifier(ZeroShotClassifier):
             entailment_label=entailment_label,
         )
         refuse("is for models of gliner2", self.name, task_name=task_name)
-        return ReadTogether.of(texts_of(asked), self._scorer, self._loaded)
+        loaded = self._loaded
+        names = loaded.artifact.input_names
+        return ReadTogether.of(texts_of(asked), self._scorer, loaded.tokenizer, names)
 
 
-GLICLASS = dataclasses.replace(ZERO_SHOT_CLASSIFICATION, model=JointClassifier)
+def joint_task(scorer: LabelScorer) -> Task:
+    """Return the task of a checkpoint whose layers after the encoder are known."""
+    return dataclasses.replace(GLICLASS, encode=functools.partial(_encode, scorer))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Place:
+    """What the logits of a feature are made of: the layers, and the number of labels."""
+
+    scorer: LabelScorer
+    count: int
+
+
+def _unbound(examples: Sequence[Any], how: Tokenization) -> Features:
+    """Refuse examples for a model without the layers after the encoder."""
+    del examples, how
+    raise CheckpointError(
+        "The model has no layers of gliclass. Pass the folder of the checkpoint, or one that "
+        "`quantize` made of it."
+    )
+
+
+def _encode(scorer: LabelScorer, examples: Sequence[Any], how: Tokenization) -> Features:
+    """Make a feature of each text with all of its labels."""
+    tokenizer = how.tokenizer.cutting(how.max_length)
+    readers: dict[tuple[str, ...], ReadTogether] = {}
+    features: list[Any] = []
+    places: list[_Place] = []
+    cut = 0
+    for example in examples:
+        labels = getattr(example, "candidates", ()) or SAMPLE_LABELS
+        if labels not in readers:
+            readers[labels] = ReadTogether.of(labels, scorer, tokenizer, how.input_names)
+        (made,) = readers[labels].encode([example.text])
+        features += made.features
+        places.append(_Place(scorer=scorer, count=len(labels)))
+        cut += made.truncated
+    found = how.features(examples, how.encoded(features, cut), len(examples))
+    return dataclasses.replace(found, places=tuple(places))
+
+
+def _predictions(results: Results) -> list[Prediction]:
+    """Return the logits of the labels of each text, `(labels,)`."""
+    rows = zip(results.outputs[_STATES], results.features, results.places, strict=True)
+    return [
+        place.scorer.logits(states[: len(feature["input_ids"])], feature["input_ids"], place.count)
+        for states, feature, place in rows
+    ]
+
+
+def _logits(outcome: Outcome) -> list[LabelLogits]:
+    return [LabelLogits(each, each, scores_one_alone=False) for each in outcome.predictions]
+
+
+GLICLASS = dataclasses.replace(
+    label_task(_logits),
+    encode=_unbound,
+    predictions=_predictions,
+    model=JointClassifier,
+    settings=("decision_temperature",),
+)
 """Zero-shot classification by checkpoints of gliclass."""

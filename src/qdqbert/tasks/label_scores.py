@@ -52,7 +52,16 @@ class LabelScorer:
         Raises:
             CheckpointError: The file is missing or damaged, or does not fit the settings.
         """
-        tensors = Tensors(read_own_weights(folder, LABEL_WEIGHTS), folder / LABEL_WEIGHTS)
+        return cls.of(head, read_own_weights(folder, LABEL_WEIGHTS), folder / LABEL_WEIGHTS)
+
+    @classmethod
+    def of(cls, head: LabelHead, weights: Mapping[str, Floats], path: Path) -> LabelScorer:
+        """Return the layers that some weights make; `path` is where they are, for messages.
+
+        Raises:
+            CheckpointError: They do not fit the settings.
+        """
+        tensors = Tensors(weights, path)
         made = cls(head=head, tensors=tensors)
         width = tensors.get("text_projector.linear_1.weight", 2).shape[-1]
         made.logits(np.ones((3, width), np.float32), np.array([head.label_id, 0, head.sep_id]), 1)

@@ -7,7 +7,8 @@ text with its label, and the labels of a data set are what the model chooses amo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
@@ -53,8 +54,12 @@ from qdqbert.tasks.task import (
 from qdqbert.tasks.texts import checking, label_of
 
 _NAME = "zero-shot-classification"
-# Labels of texts that have none, such as the built-in ones: each text is paired with one of them.
-_LABELS = ("politics", "sports", "business", "science")
+SAMPLE_LABELS = ("politics", "sports", "business", "science")
+"""Labels of texts that have none, such as the built-in ones: a pair is a text with one of them."""
+
+ReadLogits = Callable[[Outcome], list[LabelLogits]]
+"""Returns what a model says about the labels of each example."""
+
 # With fewer labeled examples, a temperature is a matter of chance.
 _FEWEST_FITTED = 20
 
@@ -108,7 +113,7 @@ def _encode(examples: Sequence[Any], how: Tokenization) -> Features:
     cut = 0
     for number, example in enumerate(examples):
         # Texts without labels, such as the built-in ones, are pairs of the same kind.
-        labels = getattr(example, "candidates", ()) or (_LABELS[number % len(_LABELS)],)
+        labels = getattr(example, "candidates", ()) or (SAMPLE_LABELS[number % len(SAMPLE_LABELS)],)
         (pairs,) = tokenizer.encode_each([example.text], hypotheses(labels, template))
         features += [feature_of(each, how.input_names) for each in pairs]
         owners += [number] * len(pairs)
@@ -131,14 +136,14 @@ def _logits(outcome: Outcome) -> list[LabelLogits]:
     ]
 
 
-def _scored(outcome: Outcome) -> list[NDArray[np.float32]]:
+def _scored(read: ReadLogits, outcome: Outcome) -> list[NDArray[np.float32]]:
     """Return the score of each label of each example."""
-    return [each.scores(multi_label=False) for each in _logits(outcome)]
+    return [each.scores(multi_label=False) for each in read(outcome)]
 
 
-def _scores(outcome: Outcome) -> list[Score]:
+def _scores(read: ReadLogits, outcome: Outcome) -> list[Score]:
     candidates = outcome.examples[0].candidates
-    found = [int(each.argmax()) for each in _scored(outcome)]
+    found = [int(each.argmax()) for each in _scored(read, outcome)]
     right = [candidates.index(label_of(each)) for each in outcome.examples]
     extremes = extreme_classes(max(len(candidates), 2))
     scores = [
@@ -146,7 +151,7 @@ def _scores(outcome: Outcome) -> list[Score]:
         score_of_pairs("f1_macro", found, right, f1_macro, extremes),
     ]
     if len(candidates) > 1:
-        logits = [each.own for each in _logits(outcome)]
+        logits = [each.own for each in read(outcome)]
         # The first one is the error without a temperature.
         temperature = outcome.settings.decision_temperature
         named = {"ece": 1.0, **({} if temperature == 1 else {"ece_at_temperature": temperature})}
@@ -165,10 +170,10 @@ def _error(name: str, rows: Rows) -> Score:
     )
 
 
-def _fit(outcome: Outcome) -> tuple[TaskSettings, str] | None:
+def _fit(read: ReadLogits, outcome: Outcome) -> tuple[TaskSettings, str] | None:
     """Return the settings with the temperature that makes the probabilities of labels true."""
     logits, right = [], []
-    for example, found in zip(outcome.examples, _logits(outcome), strict=True):
+    for example, found in zip(outcome.examples, read(outcome), strict=True):
         label = (example.label or "").strip()
         candidates = getattr(example, "candidates", ())
         if len(candidates) > 1 and label in candidates:
@@ -184,17 +189,17 @@ def _fit(outcome: Outcome) -> tuple[TaskSettings, str] | None:
     )
 
 
-def _decisions(outcome: Outcome) -> Decisions:
+def _decisions(read: ReadLogits, outcome: Outcome) -> Decisions:
     """Return the best label of each text, or whether its only one fits."""
     return [
         (bool(each[0] > 0.5) if len(each) == 1 else int(each.argmax()),)
-        for each in _scored(outcome)
+        for each in _scored(read, outcome)
     ]
 
 
-def _answers(outcome: Outcome) -> list[Answer]:
+def _answers(read: ReadLogits, outcome: Outcome) -> list[Answer]:
     answers = []
-    for example, scores in zip(outcome.examples, _scored(outcome), strict=True):
+    for example, scores in zip(outcome.examples, _scored(read, outcome), strict=True):
         candidates = getattr(example, "candidates", ())
         best = int(scores.argmax())
         named = {"prediction": candidates[best]} if candidates else {}
@@ -336,32 +341,37 @@ def _label_scores(answer: LabelScores, _: Mapping[str, Any]) -> list[dict[str, A
     return [{"label": label, "score": score} for label, score in pairs]
 
 
-ZERO_SHOT_CLASSIFICATION = Task(
-    name=_NAME,
-    read=read_labeled,
-    encode=_encode,
-    check_labels=checking(lambda each, _: label_of(each)),
-    predictions=logit_predictions,
-    scores=_scores,
-    decisions=_decisions,
-    labels=None,
-    answers=_answers,
-    model=ZeroShotClassifier,
-    route=TaskRoute(
-        inputs=(str,),
-        parameters={
-            "candidate_labels": ...,
-            "multi_label": False,
-            "hypothesis_template": None,
-            "entailment_label": None,
-            "task_name": None,
-        },
-        answer=_label_scores,
-        method="zero_shot_job",
-        also=(TakesLabels,),
-        fits=lambda model: model.takes_labels,
-        example_parameters={"candidate_labels": ["praise", "complaint"]},
-    ),
-    settings=("hypothesis_template", "entailment_label", "decision_temperature"),
-    fit=_fit,
-)
+def label_task(read: ReadLogits) -> Task:
+    """Return the task of models of a kind; `read` returns what they say about labels."""
+    return Task(
+        name=_NAME,
+        read=read_labeled,
+        encode=_encode,
+        check_labels=checking(lambda each, _: label_of(each)),
+        predictions=logit_predictions,
+        scores=functools.partial(_scores, read),
+        decisions=functools.partial(_decisions, read),
+        labels=None,
+        answers=functools.partial(_answers, read),
+        model=ZeroShotClassifier,
+        route=TaskRoute(
+            inputs=(str,),
+            parameters={
+                "candidate_labels": ...,
+                "multi_label": False,
+                "hypothesis_template": None,
+                "entailment_label": None,
+                "task_name": None,
+            },
+            answer=_label_scores,
+            method="zero_shot_job",
+            also=(TakesLabels,),
+            fits=lambda model: model.takes_labels,
+            example_parameters={"candidate_labels": ["praise", "complaint"]},
+        ),
+        settings=("hypothesis_template", "entailment_label", "decision_temperature"),
+        fit=functools.partial(_fit, read),
+    )
+
+
+ZERO_SHOT_CLASSIFICATION = label_task(_logits)

@@ -13,7 +13,7 @@ from qdqbert.encoders.checkpoint.cross_encoder import ScoreHead
 from qdqbert.encoders.checkpoint.layout import PooledHead
 from qdqbert.encoders.checkpoint.load import Checkpoint
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead
-from qdqbert.encoders.checkpoint.own_layers import SpanHead
+from qdqbert.encoders.checkpoint.own_layers import OwnLayers
 from qdqbert.encoders.checkpoint.sparse_encoder import SpladeHead
 from qdqbert.encoders.checkpoint.text_heads import TextHead
 from qdqbert.encoders.heads import EMBEDDING, pooled_words
@@ -76,7 +76,7 @@ class GraphBody(nn.Module):
         """
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **segments)
-        if self.head is None or isinstance(self.head, SpanHead):
+        if self.head is None or isinstance(self.head, OwnLayers):
             return tuple(outputs[name] for name in self.output_names)
         if isinstance(self.head, MultiVectorHead):
             return (run_steps(outputs["last_hidden_state"], self.steps, tensor_of),)

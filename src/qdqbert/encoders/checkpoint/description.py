@@ -28,6 +28,7 @@ from qdqbert.encoders.checkpoint.cross_encoder import (
     used_files,
 )
 from qdqbert.encoders.checkpoint.folder import check_name, read_known_config, refuse_old_pickles
+from qdqbert.encoders.checkpoint.gliclass import GLICLASS, LabelHead, label_head
 from qdqbert.encoders.checkpoint.gliner import GlinerHead, not_quantized
 from qdqbert.encoders.checkpoint.hub import download_weights
 from qdqbert.encoders.checkpoint.layout import (
@@ -141,6 +142,11 @@ class Description(Described):
         return ENCODER if isinstance(self.head, ScoreHead) else self.task
 
     @property
+    def graph_task(self) -> TaskName:
+        """The task of the graph: the encoder alone if layers outside of it score labels."""
+        return ENCODER if isinstance(self.head, LabelHead) else self.task
+
+    @property
     def unattended_id(self) -> int | None:
         """Id of the token that expands queries; see `EncoderModel.expansion_id`."""
         if not isinstance(self.head, MultiVectorHead):
@@ -181,6 +187,12 @@ def describe_checkpoint(
     subfolder = stored.subfolder if stored else ""
     family = quantized_family(config.model_type)
     chosen = _choose_task(task, config, stored)
+    if isinstance(stored, LabelHead) and chosen != stored.task:
+        raise UserInputError(
+            f"`task={task!r}`: {name!r} is a checkpoint of gliclass, for `{stored.task}`. Leave it "
+            "out.",
+            argument="task",
+        )
     head, head_notices = _choose_head(name, stored, chosen, pooling)
     cross_encoder, pair_notices = used_files(stored, Config(values=config.to_dict()), chosen)
     _check_config(config, chosen, family)
@@ -395,6 +407,8 @@ def _read_configs(
     subfolder = stored.subfolder if stored else ""
     known = read_known_config(name, encoder_reader(files, stored, name), subfolder)
     names = known.class_names()
+    if GLICLASS in known.values:
+        stored = label_head(known.values[GLICLASS])
     stored = stored or generator_head(files, known.values.get("architectures"), task, name)
     register_config()
     make = transformers.CONFIG_MAPPING[known.values["model_type"]].from_dict

@@ -10,7 +10,7 @@ from qdqbert.common.errors import CheckpointError
 from qdqbert.common.file_names import CONFIG, MODULES
 from qdqbert.common.files import refuse_pointer
 from qdqbert.common.json_files import parse_object
-from qdqbert.encoders.checkpoint.gliclass import is_gliclass, not_quantized
+from qdqbert.encoders.checkpoint.gliclass import encoder_values, is_gliclass
 from qdqbert.encoders.checkpoint.sentence_files import ReadFile, SentenceFiles, join
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import FAMILIES, quantized_family
@@ -105,7 +105,7 @@ def read_known_config(name: str, read: ReadFile, subfolder: str) -> Config:
     path = Path(name) / subfolder / CONFIG
     stored = parse_object(text, path)
     if is_gliclass(stored):
-        raise not_quantized(name)
+        stored = encoder_values(stored)
     kind = family_name(stored)
     fields = {**stored, "model_type": kind}
     if not isinstance(fields.get("model_type"), str):

@@ -21,7 +21,8 @@ from qdqbert.common.file_names import CONFIG
 from qdqbert.common.json_files import Fields
 from qdqbert.encoders.checkpoint.own_layers import OwnLayers, found_weights
 from qdqbert.encoders.checkpoint.sentence_files import FindFile
-from qdqbert.encoders.task_kinds import ENCODER, TaskName
+from qdqbert.encoders.model import Floats
+from qdqbert.encoders.task_kinds import TaskName
 from qdqbert.encoders.tensor_files import write_tensors
 
 GLICLASS = "GLiClass"
@@ -78,6 +79,7 @@ class LabelHead(OwnLayers):
         max_length: `None`: the tokenizer's limit counts.
     """
 
+    task: ClassVar[TaskName] = "zero-shot-classification"
     body: ClassVar[str] = "model.encoder_model."
     max_length: int | None = None
     scorer: Scorer
@@ -114,36 +116,27 @@ class LabelHead(OwnLayers):
                     f"tokenizer {has}. Save the checkpoint again with its tokenizer."
                 )
 
-    @property
-    def task(self) -> TaskName:
-        """The task of the graph, which is an encoder."""
-        return ENCODER
-
-    def write_settings(self, folder: Path, find: FindFile) -> None:
-        """Write the weights after the encoder to a folder; see `read_own_weights`.
+    def tensors(self, find: FindFile) -> dict[str, Floats]:
+        """Return the weights after the encoder by name, of the files of a checkpoint.
 
         Raises:
-            CheckpointError: There are none, or the file is damaged.
+            CheckpointError: There is no such file, or it is damaged.
         """
         weights = found_weights(find)
         names = [name for name in weights if name.startswith(_HEAD)]
         found = {name.removeprefix("model."): weights.read(name) for name in names}
         if _SCALE in weights:
             found["logit_scale"] = weights.read(_SCALE).reshape(1)
-        write_tensors(folder / LABEL_WEIGHTS, found)
+        return found
+
+    def write_settings(self, folder: Path, find: FindFile) -> None:
+        """Write the weights after the encoder to a folder; see `read_own_weights`."""
+        write_tensors(folder / LABEL_WEIGHTS, self.tensors(find))
 
 
 def is_gliclass(values: Mapping[str, Any]) -> bool:
     """Return whether the content of a config.json is that of a checkpoint of gliclass."""
     return values.get("model_type") == GLICLASS
-
-
-def not_quantized(name: str) -> CheckpointError:
-    """Return the error of calls that do more with a checkpoint of gliclass than run it."""
-    return CheckpointError(
-        f"{name!r} is a checkpoint of gliclass. `load`, `run` and `serve` run it in INT8, without "
-        "data; it is not quantized, trained or evaluated otherwise yet."
-    )
 
 
 def label_head(values: Mapping[str, Any]) -> LabelHead:

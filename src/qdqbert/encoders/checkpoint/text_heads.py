@@ -8,6 +8,7 @@ from qdqbert.encoders.checkpoint.cross_encoder import (
     ScoreHead,
     read_cross_encoder,
 )
+from qdqbert.encoders.checkpoint.gliclass import LabelHead
 from qdqbert.encoders.checkpoint.gliner import read_gliner_head
 from qdqbert.encoders.checkpoint.gliner2 import read_gliner2_head
 from qdqbert.encoders.checkpoint.layout import prompt_notices
@@ -27,7 +28,7 @@ from qdqbert.encoders.checkpoint.sparse_encoder import (
 )
 from qdqbert.encoders.task_kinds import TASK_KINDS
 
-TextHead = SentenceHead | SpladeHead | MultiVectorHead | ScoreHead | SpanHead
+TextHead = SentenceHead | SpladeHead | MultiVectorHead | ScoreHead | SpanHead | LabelHead
 """A head, which makes vectors or scores of token states, or of scores of words."""
 
 
@@ -60,13 +61,15 @@ def read_layout(files: SentenceFiles) -> TextHead | CrossEncoderFiles | None:
 
 def own_head(
     layout: object, name: str, task: str
-) -> tuple[SpladeHead | MultiVectorHead | ScoreHead | SpanHead | None, tuple[str, ...]]:
+) -> tuple[SpladeHead | MultiVectorHead | ScoreHead | SpanHead | LabelHead | None, tuple[str, ...]]:
     """Return the head of a model that is no plain embedder, if it has one, and notices.
 
     Raises:
         UserInputError: The files of a multi-vector embedder, or of gliner or gliner2, are missing.
     """
     kind = TASK_KINDS[task]
+    if isinstance(layout, LabelHead):
+        return layout, ()
     if kind.vectors == "spans":
         if not isinstance(layout, SpanHead):
             raise UserInputError(

@@ -13,6 +13,7 @@ from qdqbert.common.errors import UserInputError
 from qdqbert.data.tokenizing.pair_template import PairTemplate
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.cross_encoder import Activation
+from qdqbert.encoders.checkpoint.gliclass import GLICLASS
 from qdqbert.encoders.checkpoint.model_settings import ModelSettings
 from qdqbert.encoders.checkpoint.sentence import SentenceHead, read_sentence_head
 from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
@@ -211,6 +212,12 @@ def open_source(
         raise UserInputError(
             f"{str(folder)!r} was quantized for task {artifact.task!r}. `export` writes models for "
             f"{', '.join(tasks)} in this format.",
+            argument="model",
+        )
+    if GLICLASS in artifact.read_config():
+        raise UserInputError(
+            f"{str(folder)!r} is a model of gliclass, whose layers after the graph no format of "
+            "`export` has a place for. Run it with `load` or `serve`.",
             argument="model",
         )
     if PairTemplate.of_folder(folder) is not None:

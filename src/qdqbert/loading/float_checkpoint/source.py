@@ -133,11 +133,10 @@ class FloatCheckpoint:
         return pair_template_of(self.layout, files, name)
 
     @property
-    def head(self) -> TextHead | LabelHead | None:
+    def head(self) -> TextHead | None:
         """What is after the encoder in modules or layers of their own, if it is known."""
         found, _ = own_head(self.layout, str(self.folder), self.task)
-        is_own = isinstance(self.layout, SentenceHead | LabelHead)
-        return found or (self.layout if is_own else None)
+        return found or (self.layout if isinstance(self.layout, SentenceHead) else None)
 
 
 def read_checkpoint(
@@ -241,7 +240,8 @@ def _config_of(layout: Any, path: Path, completed: Path | None) -> dict[str, Any
 def _task(config: Config, layout: Any, wanted: TaskName | None) -> TaskName:
     named = architectures_of(config.values.get("architectures"))
     if isinstance(layout, LabelHead):
-        return layout.task
+        # Of the graph; the layers after it are not in it.
+        return ENCODER
     if not named and wanted is not None and not isinstance(layout, Layout):
         return wanted
     task = task_of_files(named or ["Model"], config, layout)

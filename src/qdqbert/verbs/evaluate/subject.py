@@ -15,9 +15,8 @@ from qdqbert.common.options.onnx import is_onnx_file
 from qdqbert.common.progress import Silent
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.folder import check_name
-from qdqbert.encoders.checkpoint.gliclass import GLICLASS, not_quantized
-from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER
-from qdqbert.encoders.checkpoint.gliner import not_quantized as two_encoders
+from qdqbert.encoders.checkpoint.gliclass import GLICLASS, LabelHead, is_gliclass
+from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER, not_quantized
 from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
 from qdqbert.encoders.checkpoint.text_heads import read_span_head
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
@@ -43,7 +42,7 @@ from qdqbert.runtime.artifact import (
 )
 from qdqbert.runtime.options import EngineOptions
 from qdqbert.runtime.scheduler import Scheduler
-from qdqbert.tasks.entity_extraction import task_of_folder
+from qdqbert.tasks.own_layers import task_of_folder
 from qdqbert.tasks.registry import TASKS, task_for
 from qdqbert.tasks.task import Task
 from qdqbert.training.body import GraphBody
@@ -213,10 +212,8 @@ def _load_rounded(name: str, request: Request) -> Subject:
             "`hf download`, and pass its folder.",
             argument=request.parameter,
         )
-    if GLICLASS in artifact.read_config():
-        raise not_quantized(name)
     if is_artifact(artifact.directory / LABELS_FOLDER):
-        raise two_encoders(name)
+        raise not_quantized(name)
     trained = read_training(Path(name))
     usual = trained.get("max_length") or TASKS[request.task or artifact.task].max_length
     subject = _load_artifact(
@@ -237,10 +234,13 @@ def _shown_name(checkpoint: str) -> str:
 
 def _load_checkpoint(name: str, request: Request) -> Subject:
     # A missing folder is reported by `load_model`, before options that do not apply to it.
-    has_spans = read_span_head(SentenceFiles.of_folder(Path(name)).read) is not None
+    files = SentenceFiles.of_folder(Path(name))
+    has_own_layers = read_span_head(files.read) is not None or is_gliclass(
+        files.fields(CONFIG).values
+    )
     checkpoint = (
         None
-        if has_spans
+        if has_own_layers
         else load_model(name, task=request.task, pooling=request.pooling, adapter=request.adapter)
     )
     for option in ("provider", "engine", "target"):
@@ -253,7 +253,7 @@ def _load_checkpoint(name: str, request: Request) -> Subject:
                 argument=option,
             )
     if checkpoint is None:
-        return _load_spans(name, request)
+        return _load_own_layers(name, request)
     task = task_for(checkpoint.task, checkpoint.config)
     trained = read_training(Path(name))
     length, notices = request.input_length(
@@ -282,7 +282,7 @@ def _other_task(wanted: str | None, name: str, task: str) -> UserInputError:
     )
 
 
-def _load_spans(name: str, request: Request) -> Subject:
+def _load_own_layers(name: str, request: Request) -> Subject:
     """Open a checkpoint in PyTorch whose encoder transformers does not find, as gliner's."""
     source = open_source(ModelPath(path=name, shown=name), Path(name), Silent())
     if request.task not in (None, source.task.name):
@@ -360,10 +360,13 @@ def _folder_of(graph: Path) -> Path | None:
 
 def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
     config = artifact.load_config()
-    task = request.task or artifact.task
+    # The folder that `load` makes of a checkpoint of gliclass is that of an encoder.
+    is_joint = GLICLASS in artifact.read_config()
+    own = LabelHead.task if is_joint else artifact.task
+    task = request.task or own
     # Rerankers and classifiers read the same output.
-    if head_of(task) != head_of(artifact.task):
-        raise _other_task(request.task, name, artifact.task)
+    if (is_joint and task != own) or head_of(task) != head_of(own):
+        raise _other_task(request.task, name, own)
     check_classes(task, config.id2label, where=str(artifact.directory / CONFIG))
     options = EngineOptions(engine=request.engine, provider=request.provider)
     engine, _ = choose_engine(artifact, options, request.target)

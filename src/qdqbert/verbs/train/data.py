@@ -25,6 +25,7 @@ from qdqbert.data.rows.lines import counted
 from qdqbert.data.tokenizing.encoding import Encoded, make_batches
 from qdqbert.encoders.checkpoint.cross_encoder import activation_of
 from qdqbert.encoders.checkpoint.description import infer_task, read_config
+from qdqbert.encoders.checkpoint.gliclass import GLICLASS
 from qdqbert.encoders.checkpoint.load import Checkpoint
 from qdqbert.encoders.checkpoint.model_settings import ModelSettings
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
@@ -70,6 +71,8 @@ def choose_task(options: TrainOptions) -> Task:
     if task.labels is None:
         spans = TASK_KINDS[task.name].vectors == "spans"
         library = "gliner" if spans else "sentence-transformers"
+        if hasattr(config, GLICLASS):
+            library = "gliclass"
         raise UserInputError(
             f"`train` does not train models for the task {task.name!r}. Train it with {library}, "
             "and quantize the result.",
