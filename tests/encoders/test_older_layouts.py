@@ -478,6 +478,26 @@ def test_mosaic_bert(task: Any, tmp_path: Path) -> None:
         assert sqnr_db(wanted.numpy(), made[:length] if made.ndim == 2 else made) >= 90
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        # M2-BERT
+        ("monarch_mixer_sequence_mixing", True),
+        ("use_monarch_mlp", True),
+        ("use_positional_encodings", True),
+        ("use_glu_mlp", False),
+        ("pool_all", True),
+        ("normalization", "rmsnorm"),
+    ],
+)
+def test_code_that_derives_from_mosaic_bert_is_refused(name, value, tmp_path: Path) -> None:
+    weights = mosaic_weights(jina_weights(48, 56, 1, for_code=False), "fill-mask")
+    safetensors.numpy.save_file(weights, tmp_path / "model.safetensors")
+    config = Config(values={"model_type": "bert", "alibi_starting_size": 512, name: value})
+    with pytest.raises(CheckpointError, match=f"`{name}={value!r}` .* is supported"):
+        read_encoder(Weights(tmp_path), config, "fill-mask")
+
+
 @pytest.mark.parametrize("model_type", [None, "", "xlm-roberta"])
 @pytest.mark.parametrize("values", [ABSOLUTE, ROTARY], ids=["absolute", "rotary"])
 def test_xlm_roberta_of_jina(
