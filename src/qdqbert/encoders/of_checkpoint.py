@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import family_of
-from qdqbert.encoders.family import Family, Parts
+from qdqbert.encoders.family import Family, Parts, ReadHead
 from qdqbert.encoders.heads import (
     PROJECTION,
     pooled_words,
@@ -230,8 +230,12 @@ def _scored_tokens(parts: Parts) -> tuple[Head, ...]:
     return token_weights(parts.root.linear("classifier", inputs=parts.hidden, outputs=1))
 
 
-def _read_head(family: Family, parts: Parts, task: TaskName) -> tuple[Head, ...]:
-    """Return the head of transformers' model."""
+def reader_of_head(family: Family, task: TaskName) -> ReadHead:
+    """Return what reads the head of transformers' model for a task.
+
+    Raises:
+        UserInputError: The family has no such head.
+    """
     read = family.heads.of(TASK_KINDS[task].head or task)
     if read is None:
         kinds = TASK_KINDS.items()
@@ -242,6 +246,12 @@ def _read_head(family: Family, parts: Parts, task: TaskName) -> tuple[Head, ...]
             f"{', '.join(known)}.",
             argument="task",
         )
+    return read
+
+
+def _read_head(family: Family, parts: Parts, task: TaskName) -> tuple[Head, ...]:
+    """Return the head of transformers' model."""
+    read = reader_of_head(family, task)
     try:
         return read(parts)
     except MissingTensorError as error:

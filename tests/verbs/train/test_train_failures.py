@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import transformers
 
 import flat
 from qdqbert.calibration.reference.sited_model import sited_model
@@ -111,6 +112,19 @@ def test_a_missing_checkpoint_is_refused(classifier, out) -> None:
     for task in (None, "text-classification"):
         with pytest.raises(CheckpointError, match="does not exist"):
             flat.train("./no-such-model", out, train_data=classifier.train, task=task)
+    assert files_left(out) == []
+
+
+@pytest.mark.parametrize("kind", ["LongformerModel", "LongformerForSequenceClassification"])
+def test_a_head_that_no_engine_runs_is_not_trained(kind: str, classifier, tmp_path, out) -> None:
+    folder = shutil.copytree(classifier.checkpoint, tmp_path / "float")
+    own = transformers.AutoConfig.from_pretrained(folder)
+    names = ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size")
+    sizes = {name: getattr(own, name) for name in names}
+    config = transformers.LongformerConfig(attention_window=4, num_hidden_layers=1, **sizes)
+    getattr(transformers, kind)(config).save_pretrained(folder)
+    with pytest.raises(UserInputError, match="`longformer` have tokens that attend to all others"):
+        flat.train(folder, out, train_data=classifier.train, task="text-classification")
     assert files_left(out) == []
 
 

@@ -25,6 +25,9 @@ from qdqbert.encoders.checkpoint.layout import PooledHead
 from qdqbert.encoders.checkpoint.load import Checkpoint
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.checkpoint.tokenizer import write_tokenizer
+from qdqbert.encoders.families import quantized_family
+from qdqbert.encoders.of_checkpoint import reader_of_head
+from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.evidence.reporting.comparison import metric_text
 from qdqbert.evidence.reporting.report import json_ready
 from qdqbert.evidence.reporting.train import TrainReport
@@ -148,7 +151,8 @@ def load_student(
 
     Raises:
         CheckpointError: It cannot be loaded.
-        UserInputError: It has quantizers, and an option configures new ones.
+        UserInputError: It has quantizers, and an option configures new ones, or no engine runs
+            models of its family for the task.
     """
     with progress.stage("Loading the checkpoint"), naming("model"):
         checkpoint = load_model(
@@ -158,6 +162,8 @@ def load_student(
             pooling=options.task_options.pooling,
             adapter=options.task_options.adapter,
         )
+    if TASK_KINDS[checkpoint.model_task].has_head:
+        reader_of_head(quantized_family(checkpoint.config.model_type), checkpoint.model_task)
     if isinstance(checkpoint.head, PooledHead) and checkpoint.head.modules:
         names = ", ".join(each.name for each in checkpoint.head.modules)
         raise UserInputError(
