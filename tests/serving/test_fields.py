@@ -30,29 +30,38 @@ def prompted(quantized):
             yield model, client
 
 
+@pytest.mark.parametrize("name", ["document", "passage"])
 @pytest.mark.parametrize(
-    ("fields", "prompt"),
+    ("fields", "expected"),
     [
         ({}, ""),
         *(({"input_type": kind}, "find: ") for kind in ("query", "search_query")),
-        *(({"input_type": kind}, "read: ") for kind in ("document", "search_document", "passage")),
+        # That of `encode_document`.
+        *(({"input_type": kind}, "document") for kind in ("document", "search_document")),
+        ({"input_type": "passage"}, "read: "),
         ({"input_type": "clustering"}, "group: "),
-        ({"prompt_name": "passage"}, "read: "),
+        ({"prompt_name": "clustering"}, "group: "),
         ({"task": "retrieval.query"}, "find: "),
-        ({"task": "retrieval.passage", "input_type": "document"}, "read: "),
+        ({"task": "retrieval.passage", "input_type": "passage"}, "read: "),
         ({"input_type": None, "task": None, "prompt_name": None}, ""),
     ],
 )
-def test_kinds_of_texts_have_their_prompts(prompted, fields, prompt) -> None:
+def test_kinds_of_texts_have_their_prompts(prompted, fields, expected, name, monkeypatch) -> None:
     model, client = prompted
-    expected = model.encode(TEXTS, prompt=prompt).tolist()
-    for path, name in PAIR:
-        found = answer(client, path, {name: TEXTS, **fields})["data"]
-        close([each["embedding"] for each in found], expected)
+    prompts = {name if own == "passage" else own: text for own, text in PROMPTS.items()}
+    monkeypatch.setattr(model, "prompts", prompts)
+    if expected == "document":
+        vectors = model.encode_document(TEXTS).tolist()
+        close(vectors, model.encode(TEXTS, prompt=prompts.get("document", "")).tolist())
+    else:
+        vectors = model.encode(TEXTS, prompt=expected).tolist()
+    for path, inputs in PAIR:
+        found = answer(client, path, {inputs: TEXTS, **fields})["data"]
+        close([each["embedding"] for each in found], vectors)
     if not fields.keys() - {"input_type"}:
         for version in (1, 2):
             found = answer(client, f"/v{version}/embed", {"texts": TEXTS, **fields})["embeddings"]
-            close(found if version == 1 else found["float"], expected)
+            close(found if version == 1 else found["float"], vectors)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,20 @@ def multi_vector(quantized):
             yield model, client
 
 
+def test_embed_all_puts_the_named_prompt_before_documents(multi_vector, monkeypatch) -> None:
+    model, client = multi_vector
+    monkeypatch.setattr(model, "prompts", {"query": "the ", "passage": "a book "})
+    for name, expected in (
+        ("passage", model.encode(TEXTS, task="document", prompt="a book ")),
+        # Names of kinds, of which there is no prompt.
+        ("document", model.encode_document(TEXTS)),
+        ("corpus", model.encode_document(TEXTS)),
+    ):
+        found = answer(client, "/embed_all", {"inputs": TEXTS, "prompt_name": name})
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-4)
+
+
 def test_embed_all_returns_the_vectors_of_tokens(multi_vector) -> None:
     model, client = multi_vector
     for options, expected in (

@@ -14,14 +14,15 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from qdqbert.encoders.checkpoint.model_settings import Kind
 from qdqbert.serving.limits import BadRequestError
 from qdqbert.tasks.prompts import DOCUMENT_PROMPTS, QUERY_PROMPTS
 
-# Kinds of texts in the services of Cohere, Voyage, NVIDIA and Jina, and the prompts of each.
-_KINDS = (
-    ("query", "search_query", *QUERY_PROMPTS),
-    ("document", "search_document", "passage", *DOCUMENT_PROMPTS),
-)
+# Kinds of texts, and their names in the services of Cohere, Voyage, NVIDIA and Jina.
+_KINDS: Mapping[Kind, tuple[str, ...]] = {
+    "query": ("search_query", *QUERY_PROMPTS),
+    "document": ("search_document", *DOCUMENT_PROMPTS),
+}
 
 
 Renamed = Mapping[str, str | Mapping[Any, Mapping[str, Any]]]
@@ -180,9 +181,9 @@ def kind_options(
 ) -> dict[str, Any]:
     """Return the arguments of a job that puts the prompt of a kind of texts before them.
 
-    A kind has the prompt of its name, or one with the same meaning. Queries or documents of a model
-    that has no prompt for them get none, as in `encode_query` of sentence-transformers. Kinds mean
-    nothing to a model without prompts.
+    A kind has the prompt of its name. Others for queries or documents, such as "search_document",
+    have that of `encode_query` or `encode_document`, which is none if the model has no prompt of
+    the name "query" or "document". Kinds mean nothing to a model without prompts.
 
     Args:
         model: An embedder.
@@ -210,10 +211,9 @@ def _prompt(prompts: Mapping[str, str], field: str, kind: str) -> dict[str, Any]
     for name in (kind, kind.rpartition(".")[2]):
         if name in prompts:
             return {"prompt_name": name}
-        for names in _KINDS:
+        for own, names in _KINDS.items():
             if name in names:
-                own = next((each for each in names if each in prompts), None)
-                return {"prompt": ""} if own is None else {"prompt_name": own}
+                return {"prompt_name": own} if own in prompts else {"prompt": ""}
     if not prompts:
         return {}
     raise BadRequestError(
@@ -225,7 +225,7 @@ def _adapter(model: Any, kind: str | None) -> str | None:
     """Return the adapter of queries or documents: "retrieval.query" of jina-embeddings-v3."""
     if kind is None:
         return None
-    for names in _KINDS:
+    for names in _KINDS.values():
         if kind in names:
             own = (each for each in model.adapters if each.rpartition(".")[2] in names)
             return next(own, f"retrieval.{names[-1]}")

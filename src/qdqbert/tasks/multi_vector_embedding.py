@@ -347,15 +347,21 @@ class MultiVectorEmbedder(PromptedModel[Any]):
     def job_of_prompt(self, prompt_name: str | None, prompt: str | None = None) -> _Encode:
         """Return the job for texts, which are documents unless the prompt is for queries.
 
+        "query", "document", "passage" and "corpus" are names of kinds, too, of which the model may
+        have no prompt.
+
         Args:
             prompt_name: Name of the prompt, if one was named.
             prompt: Text that is put before each text, instead of a named prompt.
         """
+        kind: Kind | None = None
         if prompt_name in (None, *DOCUMENT_PROMPTS):
-            return self.job_of_kind("document", prompt=prompt)
-        if prompt_name in QUERY_PROMPTS:
-            return self.job_of_kind("query", prompt=prompt)
-        return self.job(prompt_name=prompt_name, prompt=prompt)
+            kind = "document"
+        elif prompt_name in QUERY_PROMPTS:
+            kind = "query"
+        if kind is None or prompt_name in self.prompts:
+            return self.job(task=kind, prompt_name=prompt_name, prompt=prompt)
+        return self.job_of_kind(kind, prompt=prompt)
 
 
 def _job(
