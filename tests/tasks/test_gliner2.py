@@ -165,7 +165,11 @@ def test_a_tokenizer_without_the_marks_gets_them_as_gliner2_adds_them(folder, tm
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"architecture": "boundary"}, "`architecture='boundary'` .* expected 'span'"),
+        ({"architecture": "token"}, "`architecture='token'` .* expected boundary, span"),
+        (
+            {"model_type": "gliner2", "classification_temperature": 0},
+            "`classification_temperature=0",
+        ),
         ({"architecture_version": 2}, "`architecture_version=2`"),
         ({"counting_layer": "count_gru"}, "`counting_layer='count_gru'` .* count_lstm_v2"),
         ({"token_pooling": "last"}, "`token_pooling='last'`"),
@@ -397,3 +401,66 @@ def distinct(texts: list[str]) -> list[str]:
 def test_structures_that_are_not_as_described_are_refused(structures, message, model) -> None:
     with pytest.raises(qdqbert.UserInputError, match=message):
         model.extract_json("a text", structures)
+
+
+def as_transformers(folder: Path, to: Path, **settings: Any) -> Path:
+    """Return a copy of a folder in the form of transformers, with the encoder's config inside."""
+    copy = changed(folder, to)
+    encoder = json.loads((copy / "encoder_config" / "config.json").read_text())
+    shutil.rmtree(copy / "encoder_config")
+    content = json.loads((copy / "config.json").read_text())
+    content |= {"model_type": "gliner2", "encoder_config": encoder, "span_head": None, **settings}
+    (copy / "config.json").write_text(json.dumps(content))
+    return copy
+
+
+def test_checkpoints_of_transformers_are_those_of_the_package(folder, model, tmp_path) -> None:
+    copy = as_transformers(folder, tmp_path / "copy", classification_temperature=2.0)
+    with qdqbert.load(copy, precision="float") as other:
+        assert other(TEXTS[0], LABELS, threshold=0.3) == model(TEXTS[0], LABELS, threshold=0.3)
+        found = other.decide(TEXTS[0], MOODS)
+        assert found == model.decide(TEXTS[0], MOODS, temperature=2.0)
+
+
+@pytest.fixture(scope="module")
+def boundary(folder, tmp_path_factory) -> Path:
+    """Return a checkpoint with other layers for spans, and equal ones for labels."""
+    head = {"classification_temperature": 2.0}
+    copy = changed(
+        folder,
+        tmp_path_factory.mktemp("boundary") / "model",
+        architecture="boundary",
+        boundary_head=head,
+    )
+    tensors = safetensors.torch.load_file(copy / "model.safetensors")
+    kept = {name: x for name, x in tensors.items() if name.startswith(("encoder.", "classifier."))}
+    kept["boundary_head.start.weight"] = torch.zeros(2, 2)
+    safetensors.torch.save_file(kept, copy / "model.safetensors")
+    return copy
+
+
+def test_of_the_other_architecture_labels_are_scored(boundary, model, caplog) -> None:
+    caplog.set_level("INFO", "qdqbert")
+    with qdqbert.load(boundary, precision="float") as own:
+        assert isinstance(own, qdqbert.ZeroShotClassifier)
+        assert "entities, structures and relations are not computed" in caplog.text
+        assert own.decide(TEXTS[0], MOODS) == model.decide(TEXTS[0], MOODS, temperature=2.0)
+    with qdqbert.load(boundary) as rounded:
+        found = rounded.decide(TEXTS[0], MOODS)["probabilities"]
+    wanted = model.decide(TEXTS[0], MOODS, temperature=2.0)["probabilities"]
+    assert found == pytest.approx(wanted, abs=0.05)
+
+
+def test_what_is_not_computed_of_the_other_architecture_is_refused(
+    boundary, tmp_path, write_file
+) -> None:
+    with pytest.raises(qdqbert.UserInputError, match="is a model for 'zero-shot-classification'"):
+        qdqbert.load(boundary, task="entity-extraction")
+    data = write_file("data.csv", "text,label\na,b\nc,d\n")
+    for call in (
+        lambda: qdqbert.quantize(boundary, tmp_path / "out"),
+        lambda: qdqbert.evaluate(boundary, data),
+        lambda: qdqbert.evaluate(boundary, data, engine="native"),
+    ):
+        with pytest.raises(qdqbert.CheckpointError, match="'boundary', whose entities are not"):
+            call()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import qdqbert
 from conftest import WORDS
@@ -155,14 +155,34 @@ def test_weights_of_torch_are_read(tmp_path) -> None:
     check(reference, folder)
 
 
-def test_the_other_architecture_of_the_package_is_refused_by_name(tmp_path) -> None:
-    _, folder = saved(tmp_path)
-    made = json.loads((folder / "config.json").read_text())
-    config = gliner2.configuration.ExtractorConfig(architecture="boundary")
-    config.save_pretrained(folder)
-    assert made != json.loads((folder / "config.json").read_text())
-    with pytest.raises(qdqbert.CheckpointError, match="`architecture='boundary'`"):
-        qdqbert.load(folder)
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
+def test_classes_of_the_other_architecture_are_those_of_the_package(temperature, tmp_path) -> None:
+    made = save_gliner2(tmp_path / "made")
+    encoder = transformers.AutoConfig.from_pretrained(made / "encoder_config")
+    config = gliner2.configuration.ExtractorConfig(
+        model_name="a/model",
+        architecture="boundary",
+        boundary_head={"classification_temperature": temperature},
+    )
+    reference = gliner2.AutoExtractor.from_config(
+        config,
+        encoder_config=encoder,
+        tokenizer=transformers.AutoTokenizer.from_pretrained(made),
+    ).eval()
+    with torch.no_grad():
+        reference.classifier[-1].weight *= 10
+    folder = tmp_path / "saved"
+    reference.save_pretrained(str(folder))
+    labels = ["glad", "the name of a book", "sad"]
+    tasks = {"mood": {"labels": labels, "multi_label": True, "cls_threshold": 0.0}}
+    with qdqbert.load(folder, precision="float") as model:
+        for text in TEXTS:
+            with torch.no_grad():
+                wanted = reference.classify_text(text, tasks, include_confidence=True)["mood"]
+            found = model(text, labels, multi_label=True, task_name="mood")
+            scores = dict(zip(found["labels"], found["scores"], strict=True))
+            expected = {each["label"]: each["confidence"] for each in wanted}
+            assert scores == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("family", ["deberta-v2", "modernbert", "bert"])

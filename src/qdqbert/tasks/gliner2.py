@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.common.keywords import suggest_keywords
-from qdqbert.encoders.checkpoint.gliner2 import Gliner2Head, Schema, prompt_of, read_gliner2_head
+from qdqbert.encoders.checkpoint.gliner2 import (
+    CLASSIFIER,
+    Gliner2Head,
+    Schema,
+    prompt_of,
+    read_gliner2_head,
+)
 from qdqbert.encoders.checkpoint.own_layers import SPAN_WEIGHTS, read_own_weights
 from qdqbert.encoders.checkpoint.sentence_files import file_finder, text_reader
 from qdqbert.encoders.model import Floats
@@ -33,7 +39,7 @@ from qdqbert.tasks.entity_extraction import (
     check_threshold,
 )
 from qdqbert.tasks.extraction import STATES, WindowReader, Words
-from qdqbert.tasks.gliner2_scores import CLASSIFIER, class_scores
+from qdqbert.tasks.gliner2_scores import class_scores
 from qdqbert.tasks.hypotheses import LABELED_ROWS, LabelLogits, ReadsLabels
 from qdqbert.tasks.span_layers import Tensors
 from qdqbert.tasks.structures import Fill, Instance, read_structures
@@ -134,7 +140,7 @@ class _ReadsSchemas(TakesLabels):
             )
         weights = read_own_weights(folder, SPAN_WEIGHTS, CLASSIFIER)
         self._schema_head = head
-        self._class_scores = class_scores(Tensors(weights, folder / SPAN_WEIGHTS))
+        self._class_scores = class_scores(Tensors(weights, folder / SPAN_WEIGHTS), head)
 
     @property
     def takes_labels(self) -> bool:

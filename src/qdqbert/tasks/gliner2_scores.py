@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from qdqbert.encoders.checkpoint.gliner2 import CountingLayer, Gliner2Head
+from qdqbert.encoders.checkpoint.gliner2 import CLASSIFIER, CountingLayer, Gliner2Head
 from qdqbert.encoders.model import Floats
 from qdqbert.engines.native.float_layers import FloatLinear
 from qdqbert.tasks.label_scores import gelu
@@ -22,9 +22,6 @@ from qdqbert.tasks.logits import apply
 from qdqbert.tasks.span_layers import Tensors, span_scores
 
 Function = Callable[[Floats], Floats]
-
-CLASSIFIER = "classifier"
-"""Start of the names of the layers that score classes."""
 
 _GRU, _PLACES = "count_embed.gru", "count_embed.pos_embedding.weight"
 # Of the layers of "count_lstm_v2", in which labels attend to each other.
@@ -91,14 +88,16 @@ class SchemaScorer:
         return np.stack(found) if found else np.zeros((0, *labels.shape), np.float32)
 
 
-def class_scores(tensors: Tensors) -> Function:
+def class_scores(tensors: Tensors, head: Gliner2Head) -> Function:
     """Return the function from states of the marks of labels, `(labels, hidden)`, to their logits.
 
     Raises:
         CheckpointError: A tensor is missing, or does not fit the others.
     """
-    layers = tensors.stack(*(f"{CLASSIFIER}.{each}" for each in (0, 2)))
-    return lambda labels: layers(labels)[:, 0]
+    # A dropout after the ReLU, which architecture "boundary" has, counts, too.
+    last = 3 if f"{CLASSIFIER}.3.weight" in tensors else 2
+    layers = tensors.stack(f"{CLASSIFIER}.0", f"{CLASSIFIER}.{last}")
+    return lambda labels: layers(labels)[:, 0] / np.float32(head.temperature)
 
 
 def _steps(tensors: Tensors) -> Callable[[Floats, int], Floats]:

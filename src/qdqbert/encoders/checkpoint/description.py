@@ -30,6 +30,7 @@ from qdqbert.encoders.checkpoint.cross_encoder import (
 from qdqbert.encoders.checkpoint.folder import check_name, read_known_config, refuse_old_pickles
 from qdqbert.encoders.checkpoint.gliclass import GLICLASS, LabelHead, label_head
 from qdqbert.encoders.checkpoint.gliner import GlinerHead, not_quantized
+from qdqbert.encoders.checkpoint.gliner2 import only_labels
 from qdqbert.encoders.checkpoint.hub import download_weights
 from qdqbert.encoders.checkpoint.layout import (
     pair_template_of,
@@ -401,6 +402,8 @@ def _read_configs(
     stored: TextHead | CrossEncoderFiles | None = call(name, read_layout, files)
     if isinstance(stored, GlinerHead) and stored.has_labels_encoder:
         raise not_quantized(name)
+    if isinstance(stored, SpanHead) and not stored.finds_spans:
+        raise only_labels(name)
     if isinstance(stored, SentenceHead) and stored.is_static:
         # It refuses the family, of which config.json may be missing.
         quantized_family(MODEL2VEC)

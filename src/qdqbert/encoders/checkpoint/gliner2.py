@@ -42,12 +42,16 @@ from qdqbert.encoders.model import Floats
 GLINER2 = "extractor"
 """The `model_type` of these checkpoints, and the field of a folder's config.json that says so."""
 
+# That of transformers, whose config.json has the encoder's.
+_OF_TRANSFORMERS = "gliner2"
+
 GLINER2_CONFIG = "gliner2_config.json"
 """Settings of such a checkpoint with those of its encoder, in a folder with graphs."""
 
 ENCODER_CONFIG = "encoder_config/config.json"
 """Settings of the encoder, in a checkpoint."""
 
+Architecture = Literal["boundary", "span"]
 CountingLayer = Literal["count_lstm", "count_lstm_moe", "count_lstm_v2"]
 
 FIELD = "[C]"
@@ -61,6 +65,9 @@ _MARKS = (
     *("[EXAMPLE]", "[OUTPUT]", _DESCRIPTION),
 )
 _ENTITIES = "entities"
+
+CLASSIFIER = "classifier"
+"""Start of the names of the layers that score classes."""
 
 
 class Schema(NamedTuple):
@@ -117,13 +124,21 @@ class Gliner2Head(SpanHead):
     """How gliner2 scores spans of words and classes by labels.
 
     Attributes:
+        architecture: Whether spans of words are scored; of "boundary", the layers for classes are
+            computed, and those that score the first and the last word of a span are not.
         counting_layer: The layers that make vectors of labels, which spans are compared with.
+        temperature: Divides logits of classes.
     """
 
     package: ClassVar[str] = "gliner2"
     file: ClassVar[str] = GLINER2_CONFIG
     body: ClassVar[str] = "encoder."
-    layers: ClassVar[tuple[str, ...]] = ("span_rep.", "count_pred.", "count_embed.", "classifier.")
+    layers: ClassVar[tuple[str, ...]] = (
+        "span_rep.",
+        "count_pred.",
+        "count_embed.",
+        f"{CLASSIFIER}.",
+    )
     lower_words: ClassVar[bool] = True
     ends: ClassVar[tuple[str, ...]] = (".", "!", "?")
     describes: ClassVar[bool] = True
@@ -131,7 +146,14 @@ class Gliner2Head(SpanHead):
     keeps_empty_words: ClassVar[bool] = True
     # Whether there is an entity at all.
     extra_scores: ClassVar[int] = 1
+    architecture: Architecture
     counting_layer: CountingLayer
+    temperature: float
+
+    @property
+    def finds_spans(self) -> bool:
+        """Whether the layers that find spans of words are computed."""
+        return self.architecture == "span"
 
     @property
     def word(self) -> re.Pattern[str]:  # type: ignore[override]  # made when it is needed
@@ -170,6 +192,9 @@ class Gliner2Head(SpanHead):
         """
         weights = found_weights(find)
         refuse_adapter(str(weights.path), weights)
+        if not self.finds_spans:
+            names = (name for name in weights if name.startswith(f"{CLASSIFIER}."))
+            return {name: weights.read(name) for name in names}
         known = (self.body, *self.layers)
         other = next((name for name in weights if not name.startswith(known)), None)
         if other is not None:
@@ -193,20 +218,26 @@ def read_gliner2_head(read: ReadFile) -> Gliner2Head | None:
     if text is None:
         config = read(CONFIG)
         values = {} if config is None else parse_object(config, CONFIG)
-        if values.get("model_type") != GLINER2:
+        if values.get("model_type") not in (GLINER2, _OF_TRANSFORMERS):
             return None
         encoder = read(ENCODER_CONFIG)
-        if encoder is None:
+        if encoder is not None:
+            values["encoder_config"] = parse_object(encoder, ENCODER_CONFIG)
+        if not isinstance(values.get("encoder_config"), Mapping):
             raise CheckpointError(
                 f"The checkpoint of gliner2 has no {ENCODER_CONFIG}, which says what its encoder "
                 f"is. {Gliner2Head.save_again()}"
             )
-        content = {**values, "encoder_config": parse_object(encoder, ENCODER_CONFIG)}
-        text = json.dumps(content, indent=2)
+        text = json.dumps(values, indent=2)
     given = parse_object(text, GLINER2_CONFIG)
     known = {name: value for name, value in given.items() if value is not None}
     fields = Fields(known, lambda reason: CheckpointError(f"{CONFIG} of gliner2: {reason}"))
-    _check_architecture(fields)
+    version = fields.values.get("architecture_version", 1)
+    if version != 1:
+        raise _not_computed("architecture_version", version, "1")
+    kind = fields.values.get("architecture", "span")
+    if kind not in get_args(Architecture):
+        raise _not_computed("architecture", kind, ", ".join(get_args(Architecture)))
     spans = fields.child("span_head") if fields.has("span_head") else None
     widths = [each for each in (spans, fields) if each is not None and each.has("max_width")]
     mode = "markerV0" if spans is None else spans.values.get("span_mode", "markerV0")
@@ -224,8 +255,19 @@ def read_gliner2_head(read: ReadFile) -> Gliner2Head | None:
         # The package cuts texts at it in training alone.
         max_words=None,
         subtoken_pooling=_pooling(pooling),
+        architecture=kind,
         counting_layer=layer,
+        temperature=_temperature(fields),
         files={GLINER2_CONFIG: text},
+    )
+
+
+def only_labels(name: str) -> CheckpointError:
+    """Return the error of calls that do more with architecture "boundary" than run it."""
+    return CheckpointError(
+        f"{name!r} is of gliner2's architecture 'boundary', whose entities are not computed. "
+        "`load`, `run` and `serve` choose among labels with it in INT8, without data; it is not "
+        "quantized, trained or evaluated otherwise yet."
     )
 
 
@@ -233,13 +275,17 @@ def _pooling(name: str) -> SubtokenPooling:
     return next(each for each in get_args(SubtokenPooling) if each == name)
 
 
-def _check_architecture(fields: Fields) -> None:
-    kind = fields.values.get("architecture", "span")
-    if kind != "span":
-        raise _not_computed("architecture", kind, "'span', whose scores are those of spans")
-    version = fields.values.get("architecture_version", 1)
-    if version != 1:
-        raise _not_computed("architecture_version", version, "1")
+def _temperature(fields: Fields) -> float:
+    """Return what divides logits of classes: of gliner2 in the second architecture only."""
+    boundary = next((x for x in ("boundary_head", "boundary_config") if fields.has(x)), None)
+    places = [fields.child(boundary)] if boundary is not None else []
+    if fields.values.get("model_type") == _OF_TRANSFORMERS:
+        places.insert(0, fields)
+    name = "classification_temperature"
+    found = next((each.number(name) for each in places if each.has(name)), 1.0)
+    if found <= 0:
+        raise _not_computed(name, found, "a number above 0")
+    return found
 
 
 def _not_computed(name: str, value: object, wanted: str) -> CheckpointError:

@@ -120,6 +120,11 @@ class SpanHead(OwnLayers):
         return False
 
     @property
+    def finds_spans(self) -> bool:
+        """Whether the layers that find spans of words are computed."""
+        return True
+
+    @property
     def shown(self) -> dict[str, Any]:
         """Settings that are shown with a model."""
         words = {} if self.max_words is None else {"max_words": self.max_words}

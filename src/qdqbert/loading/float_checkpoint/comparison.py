@@ -51,7 +51,7 @@ def measure_closeness(
     model = read_model(checkpoint, checkpoint.read_weights())
     shape = (1, 1, -1) if model.has_choices else (1, -1)
     runner = _open(load_packed(packed), device)
-    if isinstance(checkpoint.layout, SpanHead):
+    if isinstance(checkpoint.layout, SpanHead) and checkpoint.layout.finds_spans:
         embeds = _label_embeddings(checkpoint.labels, packed, device) or (None, None)
         return _compare_spans(model, runner, packed.parent, checkpoint.layout, embeds)
     # Pairs of a model with a template are in it.

@@ -111,6 +111,11 @@ class FloatCheckpoint:
 
         `name` is the user's name for the checkpoint; `is_named`, whether the user named the task.
         """
+        if isinstance(self.layout, SpanHead) and not self.layout.finds_spans:
+            return (
+                f"{name} is of gliner2's architecture 'boundary': it chooses among labels, and "
+                "decides. Its entities, structures and relations are not computed.",
+            )
         if self.layout is not None or family_of(self.config).embedding is not None:
             return ()
         if self.task == ENCODER:
@@ -239,7 +244,7 @@ def _config_of(layout: Any, path: Path, completed: Path | None) -> dict[str, Any
 
 def _task(config: Config, layout: Any, wanted: TaskName | None) -> TaskName:
     named = architectures_of(config.values.get("architectures"))
-    if isinstance(layout, LabelHead):
+    if isinstance(layout, LabelHead) or (isinstance(layout, SpanHead) and not layout.finds_spans):
         # Of the graph; the layers after it are not in it.
         return ENCODER
     if not named and wanted is not None and not isinstance(layout, Layout):

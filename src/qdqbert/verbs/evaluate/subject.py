@@ -17,11 +17,12 @@ from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.folder import check_name
 from qdqbert.encoders.checkpoint.gliclass import GLICLASS, LabelHead, is_gliclass
 from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER, not_quantized
+from qdqbert.encoders.checkpoint.gliner2 import GLINER2, only_labels
 from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
 from qdqbert.encoders.checkpoint.text_heads import read_span_head
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
-from qdqbert.encoders.task_kinds import TaskName, check_classes, head_of
+from qdqbert.encoders.task_kinds import ENCODER, TaskName, check_classes, head_of
 from qdqbert.encoders.tensor_files import files_of
 from qdqbert.engines.registry import check_engine
 from qdqbert.engines.runner import Runner
@@ -214,6 +215,8 @@ def _load_rounded(name: str, request: Request) -> Subject:
         )
     if is_artifact(artifact.directory / LABELS_FOLDER):
         raise not_quantized(name)
+    if GLINER2 in artifact.read_config() and artifact.task == ENCODER:
+        raise only_labels(name)
     trained = read_training(Path(name))
     usual = trained.get("max_length") or TASKS[request.task or artifact.task].max_length
     subject = _load_artifact(
