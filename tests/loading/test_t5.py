@@ -121,7 +121,7 @@ def test_tokens_of_a_prompt_are_not_pooled(pooling, tmp_path) -> None:
         # A part of a long text has the prompt, too.
         model.encode(long, prompt=PROMPT, chunk_overlap=3)
     assert np.stack(alone).tobytes() == one.tobytes()
-    with pytest.raises(CheckpointError, match=r"`include_prompt: false`.*the engine 'native'"):
+    with pytest.raises(CheckpointError, match=r"Only the engine .*`include_prompt: false`"):
         qdqbert.load(folder, precision="float", engine="onnxruntime")
 
 

@@ -208,3 +208,20 @@ def test_what_cannot_be_timed_is_refused(quantized, options, message) -> None:
 def test_a_checkpoint_is_not_timed_beyond_its_positions(checkpoints) -> None:
     with pytest.raises(UserInputError, match=r"`sequences` contains 65, .* 64 tokens"):
         qdqbert.benchmark([checkpoints("bert")], sequences=(65,))
+
+
+@pytest.mark.usefixtures("without_timing")
+def test_a_checkpoint_without_a_graph_is_timed_on_the_native_engine(checkpoint_copy) -> None:
+    folder = checkpoint_copy("sentence")
+    path = folder / "1_Pooling" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "include_prompt": False}))
+    options: dict[str, Any] = {"sequences": (4,), "batches": (1,)}
+    for engines in ([], ["native"]):
+        report = qdqbert.benchmark([folder], engines=engines, **options)
+        assert [(each.name, each.engine) for each in report.timings] == [
+            (str(folder), "native"),
+            (f"{folder} in INT8", "native"),
+        ]
+        assert "timed in float on the native engine. Only the" in report.notices[0]
+    with pytest.raises(CheckpointError, match="`include_prompt: false`"):
+        qdqbert.benchmark([folder], engines=["onnxruntime"], **options)

@@ -248,10 +248,7 @@ def _write_graph(model: EncoderModel, path: Path) -> None:
         "each token takes some of its experts": any(layer.experts for layer in model.layers),
     }
     if found := [words for words, has in lacking.items() if has]:
-        raise CheckpointError(
-            f"Only the native engine runs this model: {' and '.join(found)}. Choose the engine "
-            "'native'."
-        )
+        raise CheckpointError(f"Only the engine 'native' runs this model: {' and '.join(found)}.")
     require("The float graph of a checkpoint", "onnxruntime")
     # It loads onnx, which the native engine does not need.
     from qdqbert.graphs.writer import write_graph

@@ -156,24 +156,42 @@ def _find(
     if device is not None or (not engines and "onnxruntime" not in installed):
         # GPUs run packed models, and the extra of ONNX Runtime has what writes float graphs.
         float_engines = ("native",)
-    in_float: list[Candidate] = []
-    for engine in cast(Sequence[EngineName], float_engines):
-        made_for: EngineName = "native" if engine == "native" else "onnxruntime"
-        chosen = LoadOptions(precision="float", engine=made_for, check=False)
-        exported = open_folder(model, chosen, device)
-        check_sequences(sequences, model, exported.max_length)
-        in_float += _graphs(model, exported, [engine])
-    if "native" not in (engines or installed) and device is None:
-        return _Found(candidates=in_float, max_length=exported.max_length)
+    times_native, notices = "native" in (engines or installed), list[str]()
+    try:
+        in_float, longest = _in_float(model, float_engines, sequences, device)
+    except CheckpointError as error:
+        if not times_native or "native" in float_engines:
+            raise
+        # Some models have no graph.
+        in_float, longest = _in_float(model, ["native"], sequences, device)
+        notices.append(f"{model} was timed in float on the native engine. {error}")
+    if not times_native and device is None:
+        return _Found(candidates=in_float, max_length=longest)
     try:
         rounded = open_folder(model, LoadOptions(check=False), device)
     except (CheckpointError, UserInputError) as error:
         if engines:
             raise
-        notice = f"{model} was not timed in INT8 on the native engine. {error}"
-        return _Found(candidates=in_float, max_length=exported.max_length, notices=(notice,))
-    in_int8 = _graphs(f"{model} in INT8", rounded, ["native"])
-    return _Found(candidates=[*in_float, *in_int8], max_length=exported.max_length)
+        notices.append(f"{model} was not timed in INT8 on the native engine. {error}")
+        return _Found(candidates=in_float, max_length=longest, notices=tuple(notices))
+    candidates = [*in_float, *_graphs(f"{model} in INT8", rounded, ["native"])]
+    return _Found(candidates=candidates, max_length=longest, notices=tuple(notices))
+
+
+def _in_float(
+    model: str, engines: Sequence[str], sequences: Sequence[int], device: Device | None
+) -> tuple[list[Candidate], int]:
+    """Return a float checkpoint with each engine, and its longest input in tokens."""
+    found: list[Candidate] = []
+    longest = 0
+    for engine in cast(Sequence[EngineName], engines):
+        made_for: EngineName = "native" if engine == "native" else "onnxruntime"
+        chosen = LoadOptions(precision="float", engine=made_for, check=False)
+        exported = open_folder(model, chosen, device)
+        check_sequences(sequences, model, exported.max_length)
+        longest = exported.max_length
+        found += _graphs(model, exported, [engine])
+    return found, longest
 
 
 def _graphs(
