@@ -32,10 +32,13 @@ class Conversion:
         renames: Regular expressions and their replacements, in order.
         splits: Suffixes of modules that are several modules one after another, and the suffixes of
             these modules.
+        own: Regular expression of names that transformers itself does not convert; `None` if it
+            converts all, or has no such model.
     """
 
     renames: tuple[tuple[str, str], ...] = ()
     splits: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    own: str | None = None
 
     def targets(self, name: str) -> list[str]:
         """Return today's names of the parts of a tensor."""

@@ -416,6 +416,21 @@ def test_xlm_roberta_of_jina_is_a_model_of_transformers(
     assert "auto_map" not in config
 
 
+def test_nomic_of_its_own_code_is_a_model_of_transformers(checkpoint_copy) -> None:
+    folder = checkpoint_copy("classifier")
+    words = json.loads((folder / "config.json").read_text())["vocab_size"]
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
+    config = transformers.NomicBertConfig(vocab_size=words, num_hidden_layers=1, **sizes)
+    original = transformers.NomicBertForSequenceClassification(config)
+    original.save_pretrained(folder)
+    stored = load_file(folder / "model.safetensors")
+    renamed = {name.replace("nomic_bert.", "bert."): each for name, each in stored.items()}
+    assert "bert.emb_ln.weight" in renamed
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    found = load_checkpoint(str(folder)).model.state_dict()
+    torch.testing.assert_close(found, original.state_dict(), rtol=0, atol=0)
+
+
 def test_a_field_under_its_older_name_is_taken_by_transformers(checkpoint_copy) -> None:
     folder = checkpoint_copy("bert")
     config = {"model_type": "eurobert", "clf_pooling": "bos", "rope_theta": 250_000}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -97,17 +98,19 @@ def _tensors(
 ) -> dict[str, torch.Tensor] | None:
     """Return the weights for a model of transformers, or `None` if it reads them itself.
 
-    It would unpickle files of torch, and knows neither adapters nor the layout of Jina's XLM-R.
+    It would unpickle files of torch, and knows neither adapters nor the layouts of Jina's XLM-R and
+    of Nomic's models with heads.
     `notices` receives sentences for the user.
     """
     stored = Weights(folder)
     config = Config(values=found.config.to_dict(), path=f"{found.name}/{CONFIG}")
     weights = merged(stored, config, found.adapter, notices)
-    is_flash = any(".mixer.Wqkv." in name for name in stored)
-    if stored.path.name.startswith(SAFETENSORS) and weights is stored and not is_flash:
-        return None
     conversion = FAMILIES[found.config.model_type].conversion
-    if is_flash and conversion is not None:
+    own = None if conversion is None else conversion.own
+    is_own = own is not None and any(re.search(own, name) for name in stored)
+    if stored.path.name.startswith(SAFETENSORS) and weights is stored and not is_own:
+        return None
+    if is_own and conversion is not None:
         weights = weights.converted(conversion)
     # Copies can be trained, and do not depend on the file.
     return {name: torch.tensor(weights.read(name)) for name in weights}

@@ -23,6 +23,7 @@ _CONVERSION = Conversion(
         (r"norm2", "post_mlp_layernorm"),
     ),
     splits={".mixer.Wqkv": (".self_attn.q_proj", ".self_attn.k_proj", ".self_attn.v_proj")},
+    own=r"\.mixer\.Wqkv\.",
 )
 _LAYER = dataclasses.replace(ROTATED_LAYER, up="mlp.fc1", gate=None, down="mlp.fc2")
 

@@ -80,6 +80,7 @@ _CONVERSION = Conversion(
         (r"norm2", "post_mlp_layernorm"),
     ),
     splits={".attn.Wqkv": (".self_attn.q_proj", ".self_attn.k_proj", ".self_attn.v_proj")},
+    own=r"^bert\.",
 )
 
 

@@ -33,6 +33,7 @@ _CONVERSION = Conversion(
     splits={
         ".mixer.Wqkv": (".attention.self.query", ".attention.self.key", ".attention.self.value")
     },
+    own=r"\.mixer\.Wqkv\.",
 )
 
 ROBERTA_DEFAULTS: Mapping[str, Any] = {**BERT_DEFAULTS, "pad_token_id": 1, "vocab_size": 50265}
