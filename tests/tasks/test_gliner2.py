@@ -302,13 +302,65 @@ def test_a_name_of_questions_is_refused(classifier) -> None:
         classifier.decide("a text", questions=questions, task_name="mood")
 
 
-def test_it_is_quantized_and_evaluated_for_entities_alone(folder, tmp_path, write_file) -> None:
-    data, task = write_file("data.csv", "text,label\na,b\nc,d\n"), "zero-shot-classification"
-    with pytest.raises(qdqbert.UserInputError, match="of gliner2 are of the task 'entity-extr"):
+def test_other_tasks_are_refused(folder, tmp_path, write_file) -> None:
+    data, task = write_file("data.csv", "text,label\na,b\nc,d\n"), "text-classification"
+    with pytest.raises(qdqbert.UserInputError, match="which gliner2 saved, are for 'entity-ext"):
         qdqbert.quantize(folder, tmp_path / "out", task=task)
     for options in ({}, {"engine": "native"}):
         with pytest.raises(qdqbert.UserInputError, match=r"does not fit .* 'entity-ex"):
             qdqbert.evaluate(folder, data, task=task, **options)
+
+
+def labeled(path: Path) -> Path:
+    """Write texts with labels of two kinds."""
+    rows = [f"the {word} was {word},{('animal', 'place')[n % 2]}" for n, word in enumerate(WORDS)]
+    path.write_text("text,label\n" + "\n".join(rows[:60]))
+    return path
+
+
+def test_labeled_texts_are_evaluated_as_the_model_answers(folder, boundary, tmp_path) -> None:
+    data, task = labeled(tmp_path / "data.csv"), "zero-shot-classification"
+    texts = [line.split(",") for line in data.read_text().splitlines()[1:]]
+    for place, options in ((folder, {"task": task}), (boundary, {})):
+        with qdqbert.load(place, task=task, precision="float") as own:
+            found = own([text for text, _ in texts], ["animal", "place"])
+        right = sum(x["labels"][0] == label for x, (_, label) in zip(found, texts, strict=True))
+        report = qdqbert.evaluate(place, data, **options)
+        accuracy = next(each for each in report.metrics if each.name == "accuracy")
+        assert accuracy.value == pytest.approx(100 * right / len(texts))
+    rounded = qdqbert.evaluate(boundary, data, engine="native")
+    assert rounded.metrics[0].value == pytest.approx(accuracy.value, abs=10)
+
+
+@pytest.mark.slow
+def test_labels_are_quantized_with_data(folder, boundary, tmp_path) -> None:
+    data, task = labeled(tmp_path / "data.csv"), "zero-shot-classification"
+    for number, place in enumerate((folder, boundary)):
+        output = tmp_path / f"out{number}"
+        report = qdqbert.quantize(
+            place,
+            output,
+            task=task,
+            calibration_data=data,
+            targets=["native"],
+            calibration=qdqbert.Calibration(samples=30),
+            benchmark=False,
+            progress=False,
+        )
+        assert report.task == task
+        with (
+            qdqbert.load(output) as own,
+            qdqbert.load(place, task=task, precision="float") as wanted,
+        ):
+            assert type(own) is type(wanted)
+            found = own(TEXTS[0], MOODS, multi_label=True)
+            assert own.facts["decision_temperature"] != 1
+            expected = scores_of(wanted(TEXTS[0], MOODS, multi_label=True))
+        assert scores_of(found) == pytest.approx(expected, abs=0.05)
+        accuracy = qdqbert.evaluate(output, data, allow_leakage=True).metrics[0]
+        assert accuracy.name == "accuracy"
+        with pytest.raises(qdqbert.UserInputError, match="is a model of gliner2, whose layers"):
+            qdqbert.export(output, to="triton", output=tmp_path / "triton")
 
 
 @pytest.mark.slow
@@ -451,16 +503,8 @@ def test_of_the_other_architecture_labels_are_scored(boundary, model, caplog) ->
     assert found == pytest.approx(wanted, abs=0.05)
 
 
-def test_what_is_not_computed_of_the_other_architecture_is_refused(
-    boundary, tmp_path, write_file
-) -> None:
+def test_what_is_not_computed_of_the_other_architecture_is_refused(boundary, tmp_path) -> None:
     with pytest.raises(qdqbert.UserInputError, match="is a model for 'zero-shot-classification'"):
         qdqbert.load(boundary, task="entity-extraction")
-    data = write_file("data.csv", "text,label\na,b\nc,d\n")
-    for call in (
-        lambda: qdqbert.quantize(boundary, tmp_path / "out"),
-        lambda: qdqbert.evaluate(boundary, data),
-        lambda: qdqbert.evaluate(boundary, data, engine="native"),
-    ):
-        with pytest.raises(qdqbert.CheckpointError, match="'boundary', whose entities are not"):
-            call()
+    with pytest.raises(qdqbert.UserInputError, match="are for 'zero-shot-classification'"):
+        qdqbert.quantize(boundary, tmp_path / "out", task="entity-extraction")

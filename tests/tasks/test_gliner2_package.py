@@ -188,7 +188,12 @@ def test_classes_of_the_other_architecture_are_those_of_the_package(temperature,
 @pytest.mark.parametrize("family", ["deberta-v2", "modernbert", "bert"])
 @pytest.mark.parametrize(
     "labels",
-    [["glad", "the name of a book", "悲しい"], {"x": "who wrote", "y": "a day"}, {"one": "a"}],
+    [
+        ["glad", "the name of a book", "悲しい"],
+        {"x": "who wrote", "y": "a day"},
+        {"one": "a"},
+        ["glad"],
+    ],
     ids=len,
 )
 def test_classes_are_those_of_the_package(labels, family, tmp_path) -> None:

@@ -34,6 +34,9 @@ TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 ENCODER: TaskName = "feature-extraction"
 """The task of models that are an encoder alone, whatever is computed of its states."""
 
+LABELS: TaskName = "zero-shot-classification"
+"""The task of models that choose among labels of a call, whatever scores them."""
+
 CHOICES = 4
 """Choices of an example input of a multiple-choice model, which takes any number."""
 

@@ -7,6 +7,7 @@ labels are about, the name of a question, is read before them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, overload
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.common.keywords import suggest_keywords
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.gliner2 import (
     CLASSIFIER,
     Gliner2Head,
@@ -44,10 +46,8 @@ from qdqbert.tasks.hypotheses import LABELED_ROWS, LabelLogits, ReadsLabels
 from qdqbert.tasks.span_layers import Tensors
 from qdqbert.tasks.structures import Fill, Instance, read_structures
 from qdqbert.tasks.takes_labels import TakesLabels, refuse
-from qdqbert.tasks.zero_shot_classification import (
-    ZERO_SHOT_CLASSIFICATION,
-    ZeroShotClassifier,
-)
+from qdqbert.tasks.task import Features, Outcome, Prediction, Task, Tokenization
+from qdqbert.tasks.zero_shot_classification import SAMPLE_LABELS, ZeroShotClassifier, label_task
 
 Structures = Mapping[str, Sequence[str | Mapping[str, Any]]]
 """Fields of structures by their names."""
@@ -85,8 +85,9 @@ class ReadSchemas:
         schemas: Sequence[Schema],
         head: Gliner2Head,
         score: Callable[[Floats], Floats],
-        loaded: Loaded,
+        tokenizer: Tokenizer,
         *,
+        input_names: Sequence[str],
         max_length: int,
     ) -> ReadSchemas:
         """Tokenize labels.
@@ -97,8 +98,8 @@ class ReadSchemas:
         reader = WindowReader.behind(
             prompt_of(schemas),
             head,
-            loaded.tokenizer,
-            input_names=loaded.artifact.input_names,
+            tokenizer,
+            input_names=input_names,
             max_length=max_length,
             argument="candidate_labels",
         )
@@ -119,7 +120,7 @@ class ReadSchemas:
 
     def logits(self, _: EncodedItem, values: Sequence[NDArray[np.float32]], /) -> LabelLogits:
         """Return the logits, which are those of each label alone, too."""
-        return LabelLogits(values[0], values[0])
+        return LabelLogits(values[0], values[0], scores_one_alone=False)
 
 
 class _ReadsSchemas(TakesLabels):
@@ -172,7 +173,8 @@ class _ReadsSchemas(TakesLabels):
             schemas,
             self._schema_head,
             self._class_scores,
-            self._loaded,
+            self._loaded.tokenizer,
+            input_names=self._loaded.artifact.input_names,
             max_length=self.max_length,
         )
 
@@ -298,5 +300,67 @@ class SchemaClassifier(_ReadsSchemas, ZeroShotClassifier):
 GLINER2 = dataclasses.replace(ENTITY_EXTRACTION, model=SchemaExtractor)
 """Entities by checkpoints of gliner2."""
 
-GLINER2_LABELS = dataclasses.replace(ZERO_SHOT_CLASSIFICATION, model=SchemaClassifier)
+
+def schema_task(head: Gliner2Head, tensors: Tensors) -> Task:
+    """Return zero-shot classification by a checkpoint whose layers after the encoder are known."""
+    encode = functools.partial(_encode, head, class_scores(tensors, head))
+    return dataclasses.replace(GLINER2_LABELS, encode=encode)
+
+
+def _unbound(examples: Sequence[Any], how: Tokenization) -> Features:
+    """Refuse examples for a model without the layers after the encoder."""
+    del examples, how
+    raise CheckpointError(
+        "The model has no layers of gliner2. Pass the folder of the checkpoint, or one that "
+        "`quantize` made of it."
+    )
+
+
+def _encode(
+    head: Gliner2Head,
+    score: Callable[[Floats], Floats],
+    examples: Sequence[Any],
+    how: Tokenization,
+) -> Features:
+    """Make a feature of each text behind all of its labels."""
+    readers: dict[tuple[str, ...], ReadSchemas] = {}
+    features: list[Any] = []
+    places: list[ReadSchemas] = []
+    cut = 0
+    for example in examples:
+        labels = tuple(getattr(example, "candidates", ()) or SAMPLE_LABELS)
+        if labels not in readers:
+            readers[labels] = ReadSchemas.of(
+                [Schema(TASK_NAME, labels, {})],
+                head,
+                score,
+                how.tokenizer,
+                input_names=how.input_names,
+                max_length=how.max_length,
+            )
+        (made,) = readers[labels].encode([example.text])
+        features += made.features
+        places.append(readers[labels])
+        cut += made.truncated
+    found = how.features(examples, how.encoded(features, cut), len(examples))
+    return dataclasses.replace(found, places=tuple(places))
+
+
+def _predictions(results: Results) -> list[Prediction]:
+    """Return the logits of the labels of each text, `(labels,)`."""
+    pairs = zip(results.rows(STATES), results.places, strict=True)
+    return [reader.score(states[reader.labels]) for states, reader in pairs]
+
+
+def _logits(outcome: Outcome) -> list[LabelLogits]:
+    return [LabelLogits(each, each, scores_one_alone=False) for each in outcome.predictions]
+
+
+GLINER2_LABELS = dataclasses.replace(
+    label_task(_logits),
+    encode=_unbound,
+    predictions=_predictions,
+    model=SchemaClassifier,
+    settings=("decision_temperature",),
+)
 """Zero-shot classification by checkpoints of gliner2."""

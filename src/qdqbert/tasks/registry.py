@@ -12,7 +12,7 @@ from typing import Any
 
 from qdqbert.encoders.checkpoint.gliclass import GLICLASS
 from qdqbert.encoders.checkpoint.gliner2 import GLINER2
-from qdqbert.encoders.task_kinds import ENCODER, TASK_KINDS, TASK_NAMES, is_use_of
+from qdqbert.encoders.task_kinds import ENCODER, LABELS, TASK_NAMES, is_use_of
 from qdqbert.runtime.model import Model
 from qdqbert.tasks.task import Task
 
@@ -76,8 +76,7 @@ def model_for(
         return joint.name, joint.model
     if GLINER2 in config and name in TASKS:
         # A folder of an encoder alone is of a checkpoint whose other layers are not computed.
-        kind = TASK_KINDS.get(wanted or "")
-        has_labels = name == ENCODER or (kind is not None and kind.names_labels)
+        has_labels = name in (ENCODER, LABELS) or wanted == LABELS
         schemas = _imported("gliner2-labels" if has_labels else "gliner2", "gliner2")
         return schemas.name, schemas.model
     if wanted is not None and is_use_of(wanted, name):

@@ -30,7 +30,6 @@ from qdqbert.encoders.checkpoint.cross_encoder import (
 from qdqbert.encoders.checkpoint.folder import check_name, read_known_config, refuse_old_pickles
 from qdqbert.encoders.checkpoint.gliclass import GLICLASS, LabelHead, label_head
 from qdqbert.encoders.checkpoint.gliner import GlinerHead, not_quantized
-from qdqbert.encoders.checkpoint.gliner2 import only_labels
 from qdqbert.encoders.checkpoint.hub import download_weights
 from qdqbert.encoders.checkpoint.layout import (
     pair_template_of,
@@ -38,7 +37,7 @@ from qdqbert.encoders.checkpoint.layout import (
     refuse_skipped_prompts,
 )
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead
-from qdqbert.encoders.checkpoint.own_layers import SpanHead
+from qdqbert.encoders.checkpoint.own_layers import OwnLayers, SpanHead
 from qdqbert.encoders.checkpoint.sentence import MODEL2VEC, SentenceHead
 from qdqbert.encoders.checkpoint.text_heads import TextHead, own_head, read_layout
 from qdqbert.encoders.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
@@ -145,7 +144,8 @@ class Description(Described):
     @property
     def graph_task(self) -> TaskName:
         """The task of the graph: the encoder alone if layers outside of it score labels."""
-        return ENCODER if isinstance(self.head, LabelHead) else self.task
+        is_outside = isinstance(self.head, OwnLayers) and TASK_KINDS[self.task].names_labels
+        return ENCODER if is_outside else self.task
 
     @property
     def unattended_id(self) -> int | None:
@@ -271,11 +271,10 @@ def _choose_task(
 ) -> TaskName:
     if task is not None:
         named = known_task(task)
-        if isinstance(stored, SpanHead) and named != stored.task:
+        if isinstance(stored, SpanHead) and named not in stored.tasks:
             raise UserInputError(
-                f"`task={task!r}`: the layers of a checkpoint of {stored.package} are of the task "
-                f"{stored.task!r}. Leave `task` out. What `load` does with such a checkpoint, it "
-                "does with the folder, too.",
+                f"`task={task!r}`: the layers of the checkpoint, which {stored.package} saved, are "
+                f"for {' and '.join(map(repr, stored.tasks))}. Leave `task` out.",
                 argument="task",
             )
         return named
@@ -402,8 +401,6 @@ def _read_configs(
     stored: TextHead | CrossEncoderFiles | None = call(name, read_layout, files)
     if isinstance(stored, GlinerHead) and stored.has_labels_encoder:
         raise not_quantized(name)
-    if isinstance(stored, SpanHead) and not stored.finds_spans:
-        raise only_labels(name)
     if isinstance(stored, SentenceHead) and stored.is_static:
         # It refuses the family, of which config.json may be missing.
         quantized_family(MODEL2VEC)

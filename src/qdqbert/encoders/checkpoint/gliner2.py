@@ -38,6 +38,7 @@ from qdqbert.encoders.checkpoint.own_layers import (
 from qdqbert.encoders.checkpoint.sentence_files import FindFile, ReadFile
 from qdqbert.encoders.left_out import refuse_adapter
 from qdqbert.encoders.model import Floats
+from qdqbert.encoders.task_kinds import LABELS, TaskName
 
 GLINER2 = "extractor"
 """The `model_type` of these checkpoints, and the field of a folder's config.json that says so."""
@@ -151,6 +152,16 @@ class Gliner2Head(SpanHead):
     temperature: float
 
     @property
+    def task(self) -> TaskName:  # type: ignore[override]  # depends on the architecture
+        """The usual task."""
+        return self.tasks[0]
+
+    @property
+    def tasks(self) -> tuple[TaskName, ...]:
+        """Tasks of the layers, the usual one first."""
+        return (SpanHead.task, LABELS) if self.finds_spans else (LABELS,)
+
+    @property
     def finds_spans(self) -> bool:
         """Whether the layers that find spans of words are computed."""
         return self.architecture == "span"
@@ -259,15 +270,6 @@ def read_gliner2_head(read: ReadFile) -> Gliner2Head | None:
         counting_layer=layer,
         temperature=_temperature(fields),
         files={GLINER2_CONFIG: text},
-    )
-
-
-def only_labels(name: str) -> CheckpointError:
-    """Return the error of calls that do more with architecture "boundary" than run it."""
-    return CheckpointError(
-        f"{name!r} is of gliner2's architecture 'boundary', whose entities are not computed. "
-        "`load`, `run` and `serve` choose among labels with it in INT8, without data; it is not "
-        "quantized, trained or evaluated otherwise yet."
     )
 
 

@@ -120,6 +120,11 @@ class SpanHead(OwnLayers):
         return False
 
     @property
+    def tasks(self) -> tuple[TaskName, ...]:
+        """Tasks of the layers, the usual one first."""
+        return (self.task,)
+
+    @property
     def finds_spans(self) -> bool:
         """Whether the layers that find spans of words are computed."""
         return True

@@ -68,7 +68,9 @@ def own_head(
         UserInputError: The files of a multi-vector embedder, or of gliner or gliner2, are missing.
     """
     kind = TASK_KINDS[task]
-    if isinstance(layout, LabelHead) or (isinstance(layout, SpanHead) and not layout.finds_spans):
+    if isinstance(layout, LabelHead):
+        return layout, ()
+    if isinstance(layout, SpanHead) and (kind.names_labels or not layout.finds_spans):
         return layout, ()
     if kind.vectors == "spans":
         if not isinstance(layout, SpanHead):

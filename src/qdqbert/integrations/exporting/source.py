@@ -14,6 +14,7 @@ from qdqbert.data.tokenizing.pair_template import PairTemplate
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.cross_encoder import Activation
 from qdqbert.encoders.checkpoint.gliclass import GLICLASS
+from qdqbert.encoders.checkpoint.gliner2 import GLINER2
 from qdqbert.encoders.checkpoint.model_settings import ModelSettings
 from qdqbert.encoders.checkpoint.sentence import SentenceHead, read_sentence_head
 from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
@@ -214,9 +215,11 @@ def open_source(
             f"{', '.join(tasks)} in this format.",
             argument="model",
         )
-    if GLICLASS in artifact.read_config():
+    packages = {GLICLASS: "gliclass", GLINER2: "gliner2"}
+    values = artifact.read_config()
+    if (package := next((packages[each] for each in packages if each in values), None)) is not None:
         raise UserInputError(
-            f"{str(folder)!r} is a model of gliclass, whose layers after the graph no format of "
+            f"{str(folder)!r} is a model of {package}, whose layers after the graph no format of "
             "`export` has a place for. Run it with `load` or `serve`.",
             argument="model",
         )

@@ -35,7 +35,6 @@ from qdqbert.encoders.checkpoint.base_model import (
 )
 from qdqbert.encoders.checkpoint.cross_encoder import ScoreHead, generator_head, task_of_files
 from qdqbert.encoders.checkpoint.gliclass import (
-    LabelHead,
     encoder_values,
     is_gliclass,
     label_head,
@@ -43,7 +42,7 @@ from qdqbert.encoders.checkpoint.gliclass import (
 from qdqbert.encoders.checkpoint.gliner import GlinerHead
 from qdqbert.encoders.checkpoint.labels_encoder import LabelsEncoder
 from qdqbert.encoders.checkpoint.layout import Layout, pair_template_of
-from qdqbert.encoders.checkpoint.own_layers import SpanHead
+from qdqbert.encoders.checkpoint.own_layers import OwnLayers, SpanHead
 from qdqbert.encoders.checkpoint.sentence import MODEL2VEC, SentenceHead
 from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles, join
 from qdqbert.encoders.checkpoint.text_heads import TextHead, own_head, read_layout
@@ -52,6 +51,7 @@ from qdqbert.encoders.families import family_of
 from qdqbert.encoders.peft import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from qdqbert.encoders.task_kinds import (
     ENCODER,
+    LABELS,
     TASK_KINDS,
     TaskName,
     architectures_of,
@@ -244,7 +244,7 @@ def _config_of(layout: Any, path: Path, completed: Path | None) -> dict[str, Any
 
 def _task(config: Config, layout: Any, wanted: TaskName | None) -> TaskName:
     named = architectures_of(config.values.get("architectures"))
-    if isinstance(layout, LabelHead) or (isinstance(layout, SpanHead) and not layout.finds_spans):
+    if isinstance(layout, OwnLayers) and layout.task == LABELS:
         # Of the graph; the layers after it are not in it.
         return ENCODER
     if not named and wanted is not None and not isinstance(layout, Layout):

@@ -15,14 +15,14 @@ from qdqbert.common.options.onnx import is_onnx_file
 from qdqbert.common.progress import Silent
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.folder import check_name
-from qdqbert.encoders.checkpoint.gliclass import GLICLASS, LabelHead, is_gliclass
+from qdqbert.encoders.checkpoint.gliclass import GLICLASS, is_gliclass
 from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER, not_quantized
-from qdqbert.encoders.checkpoint.gliner2 import GLINER2, only_labels
+from qdqbert.encoders.checkpoint.gliner2 import GLINER2
 from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
 from qdqbert.encoders.checkpoint.text_heads import read_span_head
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
-from qdqbert.encoders.task_kinds import ENCODER, TaskName, check_classes, head_of
+from qdqbert.encoders.task_kinds import ENCODER, LABELS, TaskName, check_classes, head_of
 from qdqbert.encoders.tensor_files import files_of
 from qdqbert.engines.registry import check_engine
 from qdqbert.engines.runner import Runner
@@ -215,8 +215,6 @@ def _load_rounded(name: str, request: Request) -> Subject:
         )
     if is_artifact(artifact.directory / LABELS_FOLDER):
         raise not_quantized(name)
-    if GLINER2 in artifact.read_config() and artifact.task == ENCODER:
-        raise only_labels(name)
     trained = read_training(Path(name))
     usual = trained.get("max_length") or TASKS[request.task or artifact.task].max_length
     subject = _load_artifact(
@@ -287,7 +285,9 @@ def _other_task(wanted: str | None, name: str, task: str) -> UserInputError:
 
 def _load_own_layers(name: str, request: Request) -> Subject:
     """Open a checkpoint in PyTorch whose encoder transformers does not find, as gliner's."""
-    source = open_source(ModelPath(path=name, shown=name), Path(name), Silent())
+    # It refuses other tasks itself, by another name.
+    task = request.task if request.task == LABELS else None
+    source = open_source(ModelPath(path=name, shown=name, task=task), Path(name), Silent())
     if request.task not in (None, source.task.name):
         raise _other_task(request.task, name, source.task.name)
     length, notices = request.input_length(None, source.max_length)
@@ -363,12 +363,13 @@ def _folder_of(graph: Path) -> Path | None:
 
 def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
     config = artifact.load_config()
-    # The folder that `load` makes of a checkpoint of gliclass is that of an encoder.
-    is_joint = GLICLASS in artifact.read_config()
-    own = LabelHead.task if is_joint else artifact.task
+    # The folder that `load` makes of a checkpoint whose labels a call names is of an encoder.
+    is_joint = any(each in artifact.read_config() for each in (GLICLASS, GLINER2))
+    own = LABELS if is_joint and artifact.task == ENCODER else artifact.task
     task = request.task or own
     # Rerankers and classifiers read the same output.
-    if (is_joint and task != own) or head_of(task) != head_of(own):
+    has_other = task not in (own, LABELS) if is_joint else head_of(task) != head_of(own)
+    if has_other:
         raise _other_task(request.task, name, own)
     check_classes(task, config.id2label, where=str(artifact.directory / CONFIG))
     options = EngineOptions(engine=request.engine, provider=request.provider)

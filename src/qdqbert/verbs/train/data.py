@@ -26,6 +26,7 @@ from qdqbert.data.tokenizing.encoding import Encoded, make_batches
 from qdqbert.encoders.checkpoint.cross_encoder import activation_of
 from qdqbert.encoders.checkpoint.description import infer_task, read_config
 from qdqbert.encoders.checkpoint.gliclass import GLICLASS
+from qdqbert.encoders.checkpoint.gliner2 import GLINER2
 from qdqbert.encoders.checkpoint.load import Checkpoint
 from qdqbert.encoders.checkpoint.model_settings import ModelSettings
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
@@ -71,8 +72,9 @@ def choose_task(options: TrainOptions) -> Task:
     if task.labels is None:
         spans = TASK_KINDS[task.name].vectors == "spans"
         library = "gliner" if spans else "sentence-transformers"
-        if hasattr(config, GLICLASS):
-            library = "gliclass"
+        packages = {GLICLASS: "gliclass", GLINER2: "gliner2"}
+        own = (package for field, package in packages.items() if hasattr(config, field))
+        library = next(own, library)
         raise UserInputError(
             f"`train` does not train models for the task {task.name!r}. Train it with {library}, "
             "and quantize the result.",
