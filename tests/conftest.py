@@ -277,7 +277,11 @@ def save_checkpoint(folder: Path, auto_class: Any, config: Any, *, seed: int = 0
     torch.manual_seed(seed)
     spread(auto_class.from_config(config)).save_pretrained(folder)
     has_segments = config.model_type in WITH_SEGMENTS
-    make_tokenizer(BERT_SPECIAL if has_segments else ROBERTA_SPECIAL).save_pretrained(folder)
+    tokenizer = make_tokenizer(BERT_SPECIAL if has_segments else ROBERTA_SPECIAL)
+    if config.model_type == "deberta-v2":
+        # Its positions limit no text.
+        tokenizer.model_max_length = POSITIONS
+    tokenizer.save_pretrained(folder)
     return folder
 
 

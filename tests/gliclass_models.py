@@ -17,6 +17,7 @@ from torch import nn
 
 from conftest import (
     BERT_SPECIAL,
+    POSITIONS,
     ROBERTA_SPECIAL,
     WITH_SEGMENTS,
     make_config,
@@ -181,6 +182,8 @@ def save_gliclass(folder: Path, family: str = "deberta-v2", **settings: Any) -> 
     """Save a checkpoint, whose config differs from gliclass' defaults by these settings."""
     tokenizer = make_tokenizer(BERT_SPECIAL if family in WITH_SEGMENTS else ROBERTA_SPECIAL)
     tokenizer.add_tokens(list(MARKS), special_tokens=True)
+    # Relative positions limit nothing.
+    tokenizer.model_max_length = POSITIONS
     config = make_config(family, vocab_size=len(tokenizer))
     usual = {
         "scorer_type": "simple",

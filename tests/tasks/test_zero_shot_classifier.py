@@ -11,6 +11,7 @@ import transformers
 
 import qdqbert
 from qdqbert.common.errors import UserInputError
+from qdqbert.encoders.checkpoint.load import load_checkpoint
 
 HEAD = transformers.AutoModelForSequenceClassification
 TASK = "zero-shot-classification"
@@ -68,6 +69,23 @@ def test_answers_are_those_of_the_pipeline(tmp_path, save_tiny, family, classes,
                 assert ours["sequence"] == theirs["sequence"]
                 assert ours["labels"] == theirs["labels"]
                 np.testing.assert_allclose(ours["scores"], theirs["scores"], atol=1e-5)
+
+
+@pytest.mark.parametrize("limit", [None, 80])
+def test_pairs_of_deberta_are_cut_where_the_tokenizer_cuts(tmp_path, save_tiny, limit) -> None:
+    # The config has 64 positions, all of them relative.
+    given = {"model_max_length": limit or 10**30}
+    folder = save(tmp_path / "nli", save_tiny, "deberta-v2", CLASSES["last"], **given)
+    expected = transformers.pipeline(TASK, model=str(folder))(TEXTS[2], candidate_labels=LABELS)
+    with qdqbert.load(folder, task=TASK, precision="float") as loaded:
+        found = loaded(TEXTS[2], LABELS)
+        assert loaded.truncated_inputs == (limit is not None)
+        assert loaded.max_length == limit or limit is None
+    assert found["labels"] == expected["labels"]
+    np.testing.assert_allclose(found["scores"], expected["scores"], atol=1e-5)
+    checkpoint = load_checkpoint(str(folder))
+    assert checkpoint.max_length == loaded.max_length
+    assert checkpoint.config.max_relative_positions == 64
 
 
 def test_one_text_gets_one_answer_and_one_label_its_own_score(model, nli) -> None:

@@ -45,6 +45,7 @@ from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import quantized_family
 from qdqbert.encoders.family import Family
 from qdqbert.encoders.model import Head, Step
+from qdqbert.encoders.relative_limit import reading
 from qdqbert.encoders.task_kinds import (
     ENCODER,
     TASK_KINDS,
@@ -216,7 +217,10 @@ def describe_checkpoint(
     if not isinstance(length, int | float) or length <= 0:
         # As `load` does with what is no limit.
         length = tokenizer.model_max_length = VERY_LARGE_INTEGER
-    limits = (family.longest_input(config), stored.longest_input(length) if stored else length)
+    limit = stored.longest_input(length) if stored else length
+    if not isinstance(stored, SpanHead):
+        read_as_long_(config, limit)
+    limits = (family.longest_input(config), limit)
     return Description(
         name=name,
         subfolder=subfolder,
@@ -254,6 +258,14 @@ def set_classes_(config: Any, names: Mapping[int, str]) -> None:
     """Set the names of the classes by number in a config of transformers."""
     config.id2label = dict(names)
     config.label2id = {name: number for number, name in names.items()}
+
+
+def read_as_long_(config: Any, length: int | None) -> None:
+    """Let a config of transformers read texts of a length; see `relative_limit.reading`."""
+    values = config.to_dict()
+    for name, value in reading(values, length).items():
+        if values.get(name) != value:
+            setattr(config, name, value)
 
 
 def check_positions(config: Any) -> None:

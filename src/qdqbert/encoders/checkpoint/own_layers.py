@@ -18,6 +18,7 @@ from qdqbert.common.json_files import parse_object
 from qdqbert.encoders.checkpoint.layout import Layout
 from qdqbert.encoders.checkpoint.sentence_files import FindFile
 from qdqbert.encoders.model import Floats, Pooling, Step
+from qdqbert.encoders.relative_limit import reading
 from qdqbert.encoders.task_kinds import TaskName
 from qdqbert.encoders.tensor_files import SAFETENSORS, TORCH, write_tensors
 from qdqbert.encoders.weights import Weights
@@ -159,7 +160,7 @@ class SpanHead(OwnLayers):
             found["vocab_size"] = size
         elif vocab_size is not None:
             found["vocab_size"] = vocab_size
-        return _without_limit(found)
+        return reading(found, _LONGEST)
 
     @classmethod
     def save_again(cls) -> str:
@@ -178,21 +179,6 @@ class SpanHead(OwnLayers):
     def write_settings(self, folder: Path, find: FindFile) -> None:
         """Write the weights after the encoder to a folder; see `read_own_weights`."""
         write_tensors(folder / SPAN_WEIGHTS, self.tensors(find))
-
-
-def _without_limit(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a config that reads texts as long as the packages do, with equal buckets of distances.
-
-    DeBERTa has no positions but relative ones, so that transformers' model has no limit.
-    """
-    limit = values.get("max_position_embeddings", 512)
-    is_relative = values.get("relative_attention") and not values.get("position_biased_input", True)
-    if values["model_type"] != "deberta-v2" or not is_relative or type(limit) is not int:
-        return values
-    distances = values.get("max_relative_positions", -1)
-    if type(distances) is int and distances < 1:
-        values["max_relative_positions"] = limit
-    return {**values, "max_position_embeddings": max(limit, _LONGEST)}
 
 
 def read_own_weights(folder: Path, file: str, start: str = "") -> dict[str, Floats]:

@@ -34,9 +34,9 @@ _LOGGER = logging.getLogger("qdqbert")
 
 # Versions of the folders that are written for a checkpoint, by precision and engine.
 _VERSIONS = {
-    ("int8", "native"): f"6.{FORMAT}",
-    ("float", "native"): f"float 5.{FORMAT}",
-    ("float", "onnxruntime"): "float 4",
+    ("int8", "native"): f"7.{FORMAT}",
+    ("float", "native"): f"float 6.{FORMAT}",
+    ("float", "onnxruntime"): "float 5",
 }
 
 

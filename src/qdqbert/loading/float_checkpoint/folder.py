@@ -42,7 +42,12 @@ from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.packed import write_model
 from qdqbert.graphs.targets import TARGETS
 from qdqbert.graphs.targets.target import Target
-from qdqbert.loading.float_checkpoint.source import FloatCheckpoint, limits_pairs
+from qdqbert.loading.float_checkpoint.source import (
+    NO_LIMIT,
+    FloatCheckpoint,
+    limits_pairs,
+    longest_input,
+)
 from qdqbert.runtime.artifact import QUANTIZATION, QUANTIZATION_FORMAT
 
 # Classes of transformers' tokenizers that make token types. Others make none, although
@@ -80,8 +85,6 @@ _USUAL_TOKENS = {
     "sep_token": ("[SEP]", "</s>"),
     "unk_token": ("[UNK]", "<unk>"),
 }
-# transformers' value of `model_max_length` for no limit is far above.
-_NO_LIMIT = 10**9
 
 
 def read_model(checkpoint: FloatCheckpoint, weights: Weights) -> EncoderModel:
@@ -271,16 +274,9 @@ def _reads_token_types(checkpoint: FloatCheckpoint) -> bool:
 def _max_length(checkpoint: FloatCheckpoint, model: EncoderModel, file: TokenizerFile) -> int:
     if not model.layers:
         # sentence-transformers cuts texts for a table as the file says, and no others.
-        return min(model.limit, file.max_length or _NO_LIMIT)
-    settings = checkpoint.tokenizer_config
-    # The second name is an older one.
-    given = settings.get("model_max_length", settings.get("max_len"))
-    length = None
-    if isinstance(given, int | float) and 0 < given < _NO_LIMIT:
-        length = int(given)
-    if checkpoint.layout is not None:
-        length = checkpoint.layout.longest_input(length)
-    return min(model.limit, length or _NO_LIMIT)
+        return min(model.limit, file.max_length or NO_LIMIT)
+    length = longest_input(checkpoint.layout, checkpoint.tokenizer_config)
+    return min(model.limit, length or NO_LIMIT)
 
 
 def _tokenizer_settings(

@@ -49,6 +49,7 @@ from qdqbert.encoders.checkpoint.text_heads import TextHead, own_head, read_layo
 from qdqbert.encoders.config import Config
 from qdqbert.encoders.families import family_of
 from qdqbert.encoders.peft import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from qdqbert.encoders.relative_limit import reading
 from qdqbert.encoders.task_kinds import (
     ENCODER,
     LABELS,
@@ -62,6 +63,9 @@ from qdqbert.encoders.task_kinds import (
 from qdqbert.encoders.tensor_files import files_of, has_weights
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.instruction_sets import choose_set
+
+NO_LIMIT = 10**9
+"""transformers' value of `model_max_length` for no limit is far above."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -195,6 +199,12 @@ def read_checkpoint(
         parse_object(read(each) or "{}", f"{name}/{join(subfolder, each)}")
         for each in (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
     )
+    tokenizer_config = check_settings(
+        merged_settings(*stored), Path(name) / subfolder / TOKENIZER_CONFIG
+    )
+    if not isinstance(layout, SpanHead):
+        values = reading(config.values, longest_input(layout, tokenizer_config))
+        config = dataclasses.replace(config, values=values)
     return FloatCheckpoint(
         folder=folder,
         config=config,
@@ -202,9 +212,7 @@ def read_checkpoint(
         tokenizer_folder=tokenizer_folder,
         layout=layout,
         task=chosen,
-        tokenizer_config=check_settings(
-            merged_settings(*stored), Path(name) / subfolder / TOKENIZER_CONFIG
-        ),
+        tokenizer_config=tokenizer_config,
         adapter=adapter,
         is_guess=not (task or layout or config.values.get("architectures")),
         labels=_labels_encoder(folder, layout, files, name),
@@ -231,6 +239,15 @@ def _labels_encoder(
             read_json(made / TOKENIZER_CONFIG), Path(name) / TOKENIZER_CONFIG
         ),
     )
+
+
+def longest_input(layout: Any, settings: Mapping[str, Any]) -> int | None:
+    """Return the longest text in tokens by the settings of the tokenizer; `None` for any."""
+    # The second name is an older one.
+    given = settings.get("model_max_length", settings.get("max_len"))
+    is_limit = isinstance(given, int | float) and 0 < given < NO_LIMIT
+    length = int(given) if is_limit else None
+    return length if layout is None else layout.longest_input(length)
 
 
 def _config_of(layout: Any, path: Path, completed: Path | None) -> dict[str, Any]:
