@@ -147,6 +147,13 @@ def test_the_model_that_labels_encoder_names_has_its_config_and_tokenizer(
         assert model(TEXTS, LABELS) == other(TEXTS, LABELS)
 
 
+def test_a_tokenizer_of_labels_without_its_file_is_named(two_encoders, tmp_path) -> None:
+    copy = shutil.copytree(two_encoders, tmp_path / "copy")
+    (copy / "labels_tokenizer" / "tokenizer.json").unlink()
+    with pytest.raises(qdqbert.CheckpointError, match="copy/labels_tokenizer' has no tokenizer"):
+        qdqbert.load(copy)
+
+
 def test_a_second_encoder_is_only_run(two_encoders, tmp_path) -> None:
     data = tmp_path / "data.conll"
     data.write_text("London B-city\n")

@@ -43,7 +43,7 @@ def download_settings(name: str) -> Path:
 
     check_hub_model(name)
     # Small files with weights, which say what a model returns.
-    return _download(name, None, ["*.json", "*.jinja", SPM, CHECKSUMS, *TOKEN_HEAD_FILES])
+    return _download(name, None, ["*.json", "*.jinja", f"*{SPM}", CHECKSUMS, *TOKEN_HEAD_FILES])
 
 
 def download_graph(name: str, artifact: Artifact, model: Path) -> None:

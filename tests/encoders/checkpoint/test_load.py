@@ -177,6 +177,20 @@ def test_the_hub_is_asked_once(monkeypatch, error, reason) -> None:
     assert len(requests) == 1
 
 
+@pytest.mark.parametrize("name", ["config.json", "modules.json", "gliner_config.json"])
+def test_a_model_in_the_hubs_cache_is_known_by_its_settings(monkeypatch, tmp_path, name) -> None:
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--owner--model"
+    snapshot = repository / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123")
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE=1 forbids"):
+        hub.check_hub_model("owner/model")
+    (snapshot / name).write_text("{}")
+    hub.check_hub_model("owner/model")
+
+
 def test_half_precision_weights_are_loaded_in_float32(checkpoints, tmp_path) -> None:
     folder = shutil.copytree(checkpoints("bert"), tmp_path / "half")
     model = transformers.AutoModel.from_pretrained(folder, dtype=torch.bfloat16)

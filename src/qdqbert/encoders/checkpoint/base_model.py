@@ -129,7 +129,8 @@ def labels_folder(head: GlinerHead, find: FindFile, name: str) -> Path:
         base = file_finder(_base_folder(values, "labels_encoder", name))
     source = own if has_tokenizer else base
     given = {} if has_config else _config(base, values["labels_encoder"], name)
-    vocabulary = _vocabulary(source, values["labels_encoder"])
+    place = join(name, _LABELS_TOKENIZER) if has_tokenizer else values["labels_encoder"]
+    vocabulary = _vocabulary(source, place)
     settings = _settings(source, vocabulary)
 
     def write(folder: Path) -> None:
@@ -150,7 +151,7 @@ def _of_gliner(head: GlinerHead, find: FindFile, name: str) -> Path | None:
     has_tokenizer = any(find(each) is not None for each in (TOKENIZER, TOKENIZER_CONFIG))
     source = find if has_tokenizer else base
     given = {} if has_config else _config(base, values["model_name"], name)
-    vocabulary = _vocabulary(source, values["model_name"])
+    vocabulary = _vocabulary(source, name if has_tokenizer else values["model_name"])
     settings = _settings(source, vocabulary)
 
     def write(folder: Path) -> None:

@@ -20,11 +20,14 @@ from huggingface_hub.errors import (
 )
 
 from qdqbert.common.errors import CheckpointError
-from qdqbert.common.file_names import CONFIG
+from qdqbert.common.file_names import CONFIG, MODULES
 from qdqbert.encoders.adapters import ADAPTERS
+from qdqbert.encoders.checkpoint.gliner import GLINER_CONFIG
 from qdqbert.encoders.tensor_files import WEIGHTS, has_weights
 
 _TIMEOUT_SECONDS = 5
+# Files of settings, of which each model has one.
+_SETTINGS = (CONFIG, MODULES, GLINER_CONFIG)
 
 
 def no_folder(name: str) -> CheckpointError:
@@ -61,7 +64,8 @@ def check_hub_model(name: str) -> None:
             "name: its ids are NAME or OWNER/NAME, of letters, digits, '.', '_' and '-'. Check "
             "the path."
         ) from error
-    if isinstance(try_to_load_from_cache(name, CONFIG), str):
+    # Not every package saves a config.json.
+    if any(isinstance(try_to_load_from_cache(name, each), str) for each in _SETTINGS):
         return
     reason = _reason_for_absence(url)
     if reason is not None:
