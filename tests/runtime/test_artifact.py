@@ -361,7 +361,7 @@ def test_a_float_model_is_refused_with_the_command_that_quantizes_it(
     ("config", "weights", "message"),
     [
         ({"model_type": "bloom"}, "model.safetensors", "`bloom` are not supported"),
-        ({"model_type": "albert"}, "model.safetensors", "`quantize` does not support .* `albert`"),
+        ({"model_type": "albert"}, "model.safetensors", "do not support .* `albert`"),
         ({"model_type": "bert"}, "tf_model.h5", "has no weights; expected config.json and model"),
         ({"model_type": "bert"}, "model.onnx", "no weights but an ONNX model. To use it, pass the"),
     ],

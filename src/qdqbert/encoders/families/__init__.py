@@ -166,6 +166,13 @@ def family_of(config: Config) -> Family:
     return family
 
 
+def _of_load_alone(kind: str) -> CheckpointError:
+    return CheckpointError(
+        f"`quantize`, `train` and `evaluate` in PyTorch do not support checkpoints {kind}. "
+        "`qdqbert.load` runs them in INT8, as does `evaluate` with `engine='native'`."
+    )
+
+
 def quantized_family(model_type: str, fields: Mapping[str, Any] | None = None) -> Family:
     """Return the family of a checkpoint that `quantize` takes; BERT for QDQBERT's.
 
@@ -179,14 +186,8 @@ def quantized_family(model_type: str, fields: Mapping[str, Any] | None = None) -
         known = {name for name, each in FAMILIES.items() if each.is_quantized}
         raise CheckpointError(_unknown(model_type, known - {QDQBERT.model_type}))
     if not family.is_quantized:
-        raise CheckpointError(
-            f"`quantize` does not support checkpoints of type `{model_type}`. `qdqbert.load` runs "
-            "them in INT8."
-        )
+        raise _of_load_alone(f"of type `{model_type}`")
     for name, value in family.quantized_fields.items():
         if (found := (fields or {}).get(name, value)) not in (None, value):
-            raise CheckpointError(
-                f"`quantize` does not support checkpoints of type `{model_type}` with "
-                f"`{name}={found!r:.80}`. `qdqbert.load` runs them in INT8."
-            )
+            raise _of_load_alone(f"of type `{model_type}` with `{name}={found!r:.80}`")
     return BERT if family is QDQBERT else family
