@@ -211,6 +211,21 @@ def test_tensors_that_do_not_fit_are_refused(name, message, folder, tmp_path) ->
         qdqbert.load(copy)("a text", ["a"])
 
 
+def test_layers_of_another_width_are_refused_when_they_are_used(tmp_path) -> None:
+    folder = save_gliner2(tmp_path / "model", none=-9.0)
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    for name in ("classifier.0.weight", "count_embed.projector.0.weight"):
+        tensors[name] = tensors[name][:, :8].clone()
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    with qdqbert.load(folder, precision="float") as model:
+        for call in (
+            lambda: model.decide("a text", ["a", "b"]),
+            lambda: model.extract_json("a text", {"a": ["b"]}),
+        ):
+            with pytest.raises(qdqbert.CheckpointError, match="do not fit the encoder of"):
+                call()
+
+
 MOODS = ["glad", "the name of a book", "sad"]
 
 

@@ -19,7 +19,7 @@ from qdqbert.encoders.model import Floats
 from qdqbert.engines.native.float_layers import FloatLinear
 from qdqbert.tasks.label_scores import gelu
 from qdqbert.tasks.logits import apply
-from qdqbert.tasks.span_layers import Tensors, span_scores
+from qdqbert.tasks.span_layers import Tensors, fitting, span_scores
 
 Function = Callable[[Floats], Floats]
 
@@ -97,7 +97,12 @@ def class_scores(tensors: Tensors, head: Gliner2Head) -> Function:
     # A dropout after the ReLU, which architecture "boundary" has, counts, too.
     last = 3 if f"{CLASSIFIER}.3.weight" in tensors else 2
     layers = tensors.stack(f"{CLASSIFIER}.0", f"{CLASSIFIER}.{last}")
-    return lambda labels: layers(labels)[:, 0] / np.float32(head.temperature)
+
+    def score(labels: Floats) -> Floats:
+        with fitting(tensors.path, labels.shape[1]):
+            return layers(labels)[:, 0] / np.float32(head.temperature)
+
+    return score
 
 
 def _steps(tensors: Tensors) -> Callable[[Floats, int], Floats]:

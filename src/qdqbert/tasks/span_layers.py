@@ -9,7 +9,8 @@ Source: `SpanMarkerV0` of gliner 0.2 and of gliner2 2.1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,8 @@ class Tensors:
     """Tensors by name, and the layers that they make."""
 
     def __init__(self, tensors: Mapping[str, Floats], path: Path) -> None:
-        self._tensors, self._path = tensors, path
+        """Take tensors; `path` is where they are, for messages."""
+        self._tensors, self.path = tensors, path
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -72,9 +74,25 @@ class Tensors:
     def damaged(self, name: str) -> CheckpointError:
         """Return the error about a tensor that is missing or of another shape."""
         return CheckpointError(
-            f"{str(self._path)!r} has no tensor `{name}` that fits the settings next to it. "
+            f"{str(self.path)!r} has no tensor `{name}` that fits the settings next to it. "
             "Download or copy the checkpoint again."
         )
+
+
+@contextlib.contextmanager
+def fitting(path: Path, width: int) -> Iterator[None]:
+    """Say of which file the layers are that do not fit states of a width, or each other.
+
+    Raises:
+        CheckpointError: The block raises a `ValueError`.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise CheckpointError(
+            f"Tensors of {str(path)!r} do not fit the encoder of {width} channels, or each other: "
+            f"{error}. Download or copy the checkpoint again."
+        ) from error
 
 
 def span_scores(
@@ -112,8 +130,9 @@ def span_scores(
         outer = FloatLinear(vectors)
         if folded is not None and last_bias is not None:
             outer = FloatLinear(folded(vectors), vectors @ last_bias)
-        found = np.zeros((len(words), max_width, len(vectors)), np.float32)
-        for more in range(min(max_width, len(words))):
+        widths = min(max_width, len(words))
+        found = np.zeros((len(words), widths, len(vectors)), np.float32)
+        for more in range(widths):
             pairs = first[: len(words) - more] + last[more:]
             found[: len(words) - more, more] = outer(pairs if is_linear else relu(pairs))
         return found

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.checkpoint.gliner import GlinerHead
 from qdqbert.encoders.checkpoint.gliner2 import Gliner2Head
 from qdqbert.encoders.checkpoint.own_layers import SPAN_WEIGHTS, SpanHead, read_own_weights
@@ -24,7 +23,7 @@ from qdqbert.engines.native.float_layers import FloatLinear
 from qdqbert.tasks.gliner2_scores import SchemaScorer
 from qdqbert.tasks.logits import apply
 from qdqbert.tasks.recurrent import Recurrent, recurrent
-from qdqbert.tasks.span_layers import FIRST, LAST, Tensors, relu, span_scores
+from qdqbert.tasks.span_layers import FIRST, LAST, Tensors, fitting, relu, span_scores
 
 
 class Tokens(NamedTuple):
@@ -128,13 +127,8 @@ class SpanScorer:
         Raises:
             CheckpointError: Weights have other widths than the states, or than each other.
         """
-        try:
+        with fitting(self.path, states.shape[1]):
             return self._logits(states, tokens, vectors)
-        except ValueError as error:
-            raise CheckpointError(
-                f"Tensors of {str(self.path)!r} do not fit the encoder of {states.shape[1]} "
-                f"channels, or each other: {error}. Download or copy the checkpoint again."
-            ) from error
 
     def _logits(self, states: Floats, tokens: Tokens, vectors: Floats | None) -> Floats:
         project = self.projection or _unchanged

@@ -29,6 +29,7 @@ from qdqbert.tasks.extraction import (
 )
 from qdqbert.tasks.gliner2_scores import SchemaScorer
 from qdqbert.tasks.logits import apply
+from qdqbert.tasks.span_layers import fitting
 from qdqbert.tasks.span_scores import SpanScorer
 
 _KEYS = ("name", "dtype", "choices", "description")
@@ -201,10 +202,11 @@ class Fill:
 
     def split(self, results: Results) -> Sequence[list[_Found]]:
         """Return what is found of each structure in each text."""
-        return [
-            list(self._found(states, window.tokens.words))
-            for states, window in zip(results.rows(STATES), results.places, strict=True)
-        ]
+        found = []
+        for states, window in zip(results.rows(STATES), results.places, strict=True):
+            with fitting(self.scorer.path, states.shape[1]):
+                found.append(list(self._found(states, window.tokens.words)))
+        return found
 
     def _found(self, states: Floats, places: NDArray[np.int64]) -> Iterator[_Found]:
         prompt = self.reader.prompt
