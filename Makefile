@@ -9,6 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+EXTRAS := '.[datasets,demo,dev,openvino,tensorboard,train]'
 # Tests start hundreds of processes, which need half as long with compiled files.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --dist loadfile \
 	--no-loadscope-reorder --max-worker-restart 0
@@ -43,14 +44,15 @@ docs: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs,llama-index]'
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
 
-# uv installs in a fifth of pip's time, but takes PyTorch from the package index alone. Python compiles
-# what is imported, a quarter of the files.
+# uv installs in a fifth of pip's time, but does not read pip's settings, such as the place of PyTorch's
+# wheels or of an index. Python compiles what is imported, a quarter of the files.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed"'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt \
-		--editable '.[datasets,demo,dev,openvino,tensorboard,train]'
+	$(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python --constraint constraints.txt \
+		--editable $(EXTRAS) \
+		|| $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable $(EXTRAS)
 	touch $(STAMP)
 
 clean:
