@@ -11,7 +11,9 @@ weights in bfloat16, and the tokenizer of all-MiniLM-L6-v2:
 The ways are
 
 - "qdqbert, native": `load` of the checkpoint, in INT8, without data,
-- "sentence-transformers, float32" and "sentence-transformers, bfloat16".
+- "sentence-transformers, float32" and "sentence-transformers, bfloat16",
+- "llama.cpp, Q8_0", with `--llama-cpp` and for the first model only: its server in the package
+  xllamacpp, without HTTP. It gets token ids, so that it need not tokenize.
 
 Each way runs in a process, and they take turns with the same texts. Loading and a first turn are
 not timed. Memory is what a process has after a turn, with what it has read of mapped files. The
@@ -25,7 +27,7 @@ with the comparison with float, and the most memory that it has. "anonymous" is 
 of 4B and 8B the first 2 and 4 layers are loaded, and what all take is computed: each layer adds the
 same. A query is a text of 16 tokens, and the cosine that to sentence-transformers in float32.
 
-Needs `pip install 'qdqbert[benchmarks]'`.
+Needs `pip install 'qdqbert[benchmarks]'`, and `xllamacpp gguf` for llama.cpp.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.evidence.fidelity import all_cosines
 
 WAYS = ("qdqbert, native", "sentence-transformers, float32", "sentence-transformers, bfloat16")
+LLAMA_CPP = "llama.cpp, Q8_0"
 WORDS = 64
 TEXTS = 16
 QWEN3: dict[str, Any] = {
@@ -80,6 +83,20 @@ GEMMA: dict[str, Any] = {
     "use_bidirectional_attention": True,
     "pad_token_id": 0,
 }
+# llama.cpp's names of parts of a layer.
+GGUF_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
 QWEN3_4B: dict[str, Any] = {
     **QWEN3,
     "hidden_size": 2560,
@@ -108,6 +125,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=(), help="models whose names contain a word")
     parser.add_argument("--loading", action="store_true", help="measure the first load instead")
+    parser.add_argument("--llama-cpp", action="store_true", help="compare with llama.cpp, too")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -245,20 +263,24 @@ def compare(name: str, folder: Path, texts: list[str], arguments: argparse.Names
     import qdqbert
 
     qdqbert.load(folder, check=False).close()
-    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    ways: tuple[str, ...] = WAYS
+    if arguments.llama_cpp and "Qwen3" in name:
+        ways = (*WAYS, LLAMA_CPP)
+        write_gguf(folder, folder / "model.gguf")
+    times: dict[str, list[float]] = {way: [] for way in ways}
     found, memory = {}, {}
     given = {"folder": str(folder), "threads": arguments.threads}
-    with workers(WAYS, script=__file__, **given) as ask:
+    with workers(ways, script=__file__, **given) as ask:
         for turn in range(arguments.rounds + 1):
-            for way in WAYS:
-                file = folder / f"{WAYS.index(way)}.npy"
+            for way in ways:
+                file = folder / f"{ways.index(way)}.npy"
                 seconds = ask[way]({"texts": texts, "file": str(file)})
                 if turn:
                     times[way].append(seconds)
                 found[way] = np.load(file)
                 memory[way] = int((folder / f"{file.name}.memory").read_text())
     own, float32 = times[WAYS[0]], found[WAYS[1]]
-    for way in WAYS:
+    for way in ways:
         ratio = statistics.median(b / a for a, b in zip(own, times[way], strict=True))
         cosines = all_cosines([float32], [found[way]])
         print(
@@ -266,6 +288,71 @@ def compare(name: str, folder: Path, texts: list[str], arguments: argparse.Names
             f"| {cosines.min():.4f} | {memory[way]:,} |",
             flush=True,
         )
+
+
+def write_gguf(folder: Path, file: Path) -> None:
+    """Write a model of Qwen3's type for llama.cpp, with its weights in Q8_0 and without words."""
+    import gguf
+    import safetensors
+
+    config = json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(file, "qwen3")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
+    writer.add_tokenizer_model("no_vocab")
+    others = {"embed_tokens.weight": "token_embd.weight", "norm.weight": "output_norm.weight"}
+    kind = gguf.GGMLQuantizationType.Q8_0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safetensors.safe_open(path, "pt") as stored:
+            for name in stored.keys():  # noqa: SIM118
+                values, own = stored.get_tensor(name).float().numpy(), others.get(name)
+                if own is None:
+                    _, layer, part = name.split(".", 2)
+                    own = f"blk.{layer}.{GGUF_NAMES[part.removesuffix('.weight')]}.weight"
+                if values.ndim == 2:
+                    writer.add_tensor(own, gguf.quants.quantize(values, kind), raw_dtype=kind)
+                else:
+                    writer.add_tensor(own, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def open_llama_cpp(folder: Path, threads: int) -> Any:
+    """Return the `encode` of llama.cpp's server, without HTTP."""
+    import tokenizers
+    import xllamacpp
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = str(folder / "model.gguf")
+    parameters.embedding = True
+    parameters.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_LAST
+    parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = 4096
+    parameters.n_parallel = TEXTS
+    parameters.kv_unified = True
+    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
+    parameters.verbosity = -1
+    server = xllamacpp.Server(parameters)
+
+    def encode(texts: list[str]) -> list[list[float]]:
+        ids = [each.ids for each in tokenizer.encode_batch(texts)]
+        found = server.handle_embeddings({"input": ids, "model": "model"})
+        return [each["embedding"] for each in found["data"]]
+
+    return encode
 
 
 def serve(way: dict[str, Any]) -> None:
@@ -289,6 +376,8 @@ def open_way(way: dict[str, Any]) -> Any:
         import qdqbert
 
         return qdqbert.load(Path(way["folder"]), check=False, threads=way["threads"]).encode
+    if way["name"] == LLAMA_CPP:
+        return open_llama_cpp(Path(way["folder"]), way["threads"])
     import torch
     from sentence_transformers import SentenceTransformer
 

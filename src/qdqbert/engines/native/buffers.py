@@ -62,10 +62,8 @@ def _of_experts(program: Program) -> dict[str, Array]:
         return {}
     rows, bytes_of_row = program.block + SPARE_ROWS, program.features.bytes_of_row
     return {
-        "expert_weights": zeros((rows, program.expert_columns), np.float32),
         "expert_codes": zeros((rows, bytes_of_row(program.hidden)), np.uint8),
         "expert_scales": zeros(rows, np.float32),
-        "expert_rows": zeros(rows, np.int64),
     }
 
 
@@ -231,6 +229,8 @@ class Job:
             "context": zeros((rows, program.width), context),
             "sums": zeros((2, FEW_ROWS, program.hidden), np.float32),
             "inner": inner,
+            "expert_weights": zeros((rows, program.expert_columns), np.float32),
+            "expert_rows": zeros(rows if program.expert_columns else 0, np.int64),
             "barrier": zeros(3, np.int64),
         }
         self._states = program.states(tokens)

@@ -330,7 +330,7 @@ class _Packer:
         if place in self._places:
             return self._places[place]
         # A gate, and each expert, start with padding before them.
-        own = {"up": self._inner, "down": self._hidden}.get(place, count)
+        own = {"inner parts": self._inner, "hidden parts": self._hidden}.get(place, count)
         starts = np.arange(count // own) * padded(own)
         return np.add.outer(starts, np.arange(own)).ravel()
 

@@ -34,7 +34,7 @@ from qdqbert.engines.native.records import (
     ROUND_TRIP,
     Record,
 )
-from qdqbert.engines.native.schedule import PART_ROWS
+from qdqbert.engines.native.schedule import EXPERT_ROWS, PART_ROWS
 from qdqbert.engines.native.schema import LINEARS, NORMS
 from qdqbert.engines.native.storage import Packed
 from qdqbert.quantization.recipes import WEIGHT
@@ -99,7 +99,9 @@ class Program:
         self.isa = isa
         # States in float32, codes of them and codes of the feed-forward part.
         self.block = isa.tiles.block(5 * self.hidden + self.inner)
-        self.part_rows = max(PART_ROWS, self.block * 2 // 3)
+        # The weights of experts are read for each part.
+        least = EXPERT_ROWS if self.features.has_experts else PART_ROWS
+        self.part_rows = max(least, self.block * 2 // 3)
         self.arrays = {name: aligned(each) for name, each in packed.arrays.items()}
         # Records have addresses of arrays, which have to be kept.
         self._kept: list[Array] = []
@@ -155,6 +157,7 @@ class Program:
             block=self.block,
             float_rows=self.float_rows,
             inner=self.inner,
+            expert_columns=self.expert_columns,
             score_scale=settings["score_scale"],
             limit=settings["limit"],
             causal=int(settings["causal"]),
@@ -389,9 +392,9 @@ class Program:
 def _products(layer: Mapping[str, Any]) -> int:
     """Return the number of products of a layer for each token."""
     total = 0
-    for part in LINEARS:
+    for part, linear in LINEARS.items():
         products: int = layer[part]["depth"] * layer[part]["columns"]
-        if layer["experts"] and part in ("up", "down"):
+        if layer["experts"] and linear.of_experts:
             products = products * layer["experts"]["chosen"] // layer["experts"]["router"]["width"]
         total += products
     return total

@@ -145,6 +145,7 @@ MODEL = Record(
     block=I64,  # rows that are computed together at most
     float_rows=I64,  # rows of the feed-forward part that are in float32 at most
     inner=I64,  # channels of the feed-forward part with padding
+    expert_columns=I64,  # scores of experts of a token, with padding
     score_scale=F32,  # factor of scores, times log2(e)
     limit=I64,  # longest text in tokens
     causal=I64,  # 1 if a token attends only to itself and those before it
@@ -194,6 +195,10 @@ JOB = Record(
     by_columns=I64,  # 1 if threads share few rows: each computes some heads and columns of them
     # i64 per text: index of the only token whose last states are read; null if all are
     tokens_read=PTR,
+    # Of experts: float32 (tokens, expert_columns), the weights of each token, and i64 (tokens,),
+    # the rows of the tokens of one.
+    expert_weights=PTR,
+    expert_rows=PTR,
     sleep=PTR,  # function of an i32: microseconds to sleep
 )
 """Texts that are run together. Buffers have 32 rows more than tokens."""
@@ -222,12 +227,9 @@ THREAD = Record(
     normed=PTR,  # float32 (4, hidden), if layers normalize first
     # float32 (`float_rows`, inner) if scales are dynamic; (`float_rows`, 2 * inner) with a gate
     inner_float=PTR,
-    # Of experts: float32 (block, experts), the weights of tokens; the codes of the tokens of an
-    # expert, with their scales, and the numbers of their rows, int64.
-    expert_weights=PTR,
+    # Codes of the tokens of an expert, as `codes`, and their scales.
     expert_codes=PTR,
     expert_scales=PTR,
-    expert_rows=PTR,
     queries=PTR,  # float32 (queries, head_size), or as codes
     keys=PTR,  # float32, panels of keys: limit * head_size
     values=PTR,  # float32, panels of values: limit * head_size

@@ -15,6 +15,9 @@ FEW_ROWS = 64
 PART_ROWS = 256
 """Rows of texts that a thread computes together at least, if there is more than one of them."""
 
+EXPERT_ROWS = 1024
+"""The same for a model with experts, each of which has some of the rows."""
+
 PRODUCTS_ALONE = 2**27
 """Up to this number of products of codes and weights, one thread runs a forward pass.
 

@@ -20,7 +20,7 @@ from qdqbert.engines.native.memory import padded
 Size = Literal["states", "hidden", "narrow", "normed", "width", "inner", "up", "down", "one"]
 """A number of channels or columns; see `sizes`."""
 
-Place = Literal["in order", "heads", "halves of heads", "up", "down"]
+Place = Literal["in order", "heads", "halves of heads", "inner parts", "hidden parts"]
 """Where channels or columns go among those with padding."""
 
 
@@ -81,12 +81,14 @@ class LinearPart(Part):
         columns: Number of its columns.
         channels_at: Where its input channels go.
         columns_at: Where its columns go.
+        of_experts: Whether each expert has columns of its own.
     """
 
     depth: Size
     columns: Size
     channels_at: Place = "in order"
     columns_at: Place = "in order"
+    of_experts: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,8 +126,8 @@ LINEARS: Mapping[str, LinearPart] = {
     "value": LinearPart("attention.value", "hidden", "width", columns_at="heads"),
     "output": LinearPart("attention.output", "width", "narrow", channels_at="heads"),
     # Its gate follows it; see `with_gate`.
-    "up": LinearPart("up", "hidden", "up", columns_at="up"),
-    "down": LinearPart("down", "inner", "down", columns_at="down"),
+    "up": LinearPart("up", "hidden", "up", columns_at="inner parts", of_experts=True),
+    "down": LinearPart("down", "inner", "down", columns_at="hidden parts", of_experts=True),
 }
 """The linear layers in int8 or float, in the order in which their weights are read."""
 

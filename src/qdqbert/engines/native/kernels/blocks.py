@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import Function, Value
 from qdqbert.engines.native.kernels.dot import PANEL
+from qdqbert.engines.native.kernels.packing import padded_to
+from qdqbert.engines.native.records import MODEL
 
 
 def in_blocks(
@@ -46,3 +49,17 @@ def in_tiles(
         in_blocks(f, rows, isa.rows, lambda row, height: tile(panel, vectors, row, height))
 
     in_blocks(f, panels, widths, column)
+
+
+@contextlib.contextmanager
+def row_blocks(f: Function, first: Value, last: Value) -> Iterator[tuple[Value, Value]]:
+    """Repeat the body for rows that are computed together, which are divided evenly.
+
+    Yields:
+        The first row and the number of rows.
+    """
+    count, most = last - first, MODEL.read(f.model, "block")
+    blocks = ((count + (most - 1)) // most).maximum(1)
+    each = padded_to((count + (blocks - 1)) // blocks, 32).maximum(1)
+    with f.loop(first, last, each) as row:
+        yield row, (last - row).minimum(each)

@@ -12,11 +12,11 @@ from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import exp
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, I8, I64, Function, Module, Value, vector
+from qdqbert.engines.native.kernels.blocks import row_blocks
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.feed_forward import FeedForward
 from qdqbert.engines.native.memory import LINE
 from qdqbert.engines.native.records import (
-    FLOAT_LINEAR,
     JOB,
     LAYER,
     MODEL,
@@ -29,7 +29,11 @@ _BYTES = vector(I8, LINE)
 
 
 def emit_experts(module: Module, isa: InstructionSet, features: Features) -> None:
-    """Write `add_experts`, which `feed_forward` calls, and `choose_experts` and `expert`."""
+    """Write `run_experts`: the part of a layer with experts after attention.
+
+    It takes the arguments of `feed_forward`, for any number of rows, so that the weights of an
+    expert are read once for all of them.
+    """
     with (
         module.function("choose_experts", "scores*, stride, rows, experts, chosen") as f,
         f.loop(0, f.rows) as row,
@@ -37,8 +41,32 @@ def emit_experts(module: Module, isa: InstructionSet, features: Features) -> Non
         _choose(f, f.scores + row * f.stride)
     with module.function("expert", f"{RECORDS}, row, rows, following*, expert") as f:
         _Expert(f, features).write()
+    with module.function("attended", f"{RECORDS}, row, rows, context*, following*") as f:
+        places = _codes_of(f, features, f.row)
+        FeedForward(f, features).attended(places)
     with module.function("add_experts", f"{RECORDS}, row, rows, following*") as f:
         _add_experts(f, isa.lanes, features)
+    arguments = "reader*, row, rows, context*, following*"
+    with module.function("run_experts", f"{RECORDS}, {arguments}") as f:
+        width, records = MODEL.read(f.model, "width"), f.own(RECORDS)
+        start, following = f.constant(I64, 0), f.following
+        with row_blocks(f, start, f.rows) as (row, rows):
+            context = f.context + row * (width * 4)
+            own = {"row": f.row + row, "rows": rows, "following": following}
+            f.call("attended", **records, **own, context=context)
+        f.call("add_experts", **records, row=f.row, rows=f.rows, following=following)
+        with row_blocks(f, start, f.rows) as (row, rows):
+            f.call("end_layer", **records, reader=f.reader, row=f.row + row, rows=rows)
+
+
+def _codes_of(f: Function, features: Features, row: Value) -> tuple[Value, Value]:
+    """Return the places of the codes of a row and of its scale.
+
+    They are those that the layer has projected before, and that the next one will.
+    """
+    codes, scales = JOB.each(f.job, "codes", "row_scales")
+    stride = features.bytes_of_row(MODEL.read(f.model, "hidden"))
+    return codes + row * stride, scales + row * ROW_SCALE
 
 
 def _choose(f: Function, scores: Value) -> None:
@@ -89,15 +117,16 @@ class _Expert(FeedForward):
 
 
 def _add_experts(f: Function, lanes: int, features: Features) -> None:
-    """Add the experts of rows to hidden states. Their codes are those that a thread has made."""
-    hidden, x = MODEL.read(f.model, "hidden"), JOB.read(f.job, "x")
-    stride, codes_stride = hidden * 4, features.bytes_of_row(hidden)
-    x = x + f.row * stride
+    """Add the experts of rows to hidden states."""
+    hidden, columns, most = MODEL.each(f.model, "hidden", "expert_columns", "block")
+    stride, weights_stride = hidden * 4, columns * 4
+    x = JOB.read(f.job, "x") + f.row * stride
     experts, chosen, router, bias = LAYER.each(
         f.layer, "experts", "chosen", "router", "experts_bias"
     )
-    weights, numbers, local = THREAD.each(f.thread, "expert_weights", "expert_rows", "local")
-    weights_stride = FLOAT_LINEAR.read(router, "panels") * (4 * PANEL)
+    weights = JOB.read(f.job, "expert_weights") + f.row * weights_stride
+    numbers = JOB.read(f.job, "expert_rows") + f.row * 8
+    local = THREAD.read(f.thread, "local")
     f.call("float_linear", router, x, stride, f.rows, weights, weights_stride)
     f.call("choose_experts", weights, weights_stride, f.rows, experts, chosen)
     floats = vector(F32, lanes)
@@ -119,22 +148,25 @@ def _add_experts(f: Function, lanes: int, features: Features) -> None:
 
         count = f.variable(f.constant(I64, 0))
         with f.loop(0, f.rows) as row, f.when(weight_of(row) > 0.0):
-            _gather(f, row, count.get(), codes_stride)
             f.store(row, numbers + count.get() * 8)
             count.set(count.get() + 1)
-        with f.when(count.get() > 0):
+        with f.loop(0, count.get(), most) as first:
+            some = (count.get() - first).minimum(most)
+            with f.loop(0, some) as place:
+                row = f.load(I64, numbers + (first + place) * 8)
+                _gather(f, features, f.row + row, place)
             own = f.own(f"{RECORDS}, row, following")
-            f.call("expert", **own, rows=count.get(), expert=expert)
-        with f.loop(0, count.get()) as place:
-            row = f.load(I64, numbers + place * 8)
-            add(row, weight_of(row), local + place * stride)
+            f.call("expert", **own, rows=some, expert=expert)
+            with f.loop(0, some) as place:
+                row = f.load(I64, numbers + (first + place) * 8)
+                add(row, weight_of(row), local + place * stride)
 
 
-def _gather(f: Function, row: Value, place: Value, stride: Value) -> None:
+def _gather(f: Function, features: Features, row: Value, place: Value) -> None:
     """Copy the codes of a row, and its scale, to their place among those of an expert."""
-    names = ("codes", "row_scales", "expert_codes", "expert_scales")
-    codes, scales, own_codes, own_scales = THREAD.each(f.thread, *names)
-    f.store(f.load(F32, scales + row * ROW_SCALE), own_scales + place * ROW_SCALE)
+    codes, scale = _codes_of(f, features, row)
+    own_codes, own_scales = THREAD.each(f.thread, "expert_codes", "expert_scales")
+    stride = features.bytes_of_row(MODEL.read(f.model, "hidden"))
+    f.store(f.load(F32, scale), own_scales + place * ROW_SCALE)
     with f.loop(0, stride, LINE) as byte:
-        codes_of_row = f.load(_BYTES, codes + (row * stride + byte))
-        f.store(codes_of_row, own_codes + (place * stride + byte))
+        f.store(f.load(_BYTES, codes + byte), own_codes + (place * stride + byte))

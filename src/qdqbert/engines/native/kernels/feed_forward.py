@@ -63,6 +63,16 @@ class FeedForward:
 
     def write(self) -> None:
         """Write all steps."""
+        f = self.f
+        self.attended()
+        self.add("down", self.up(), self.record["add"], self.record["local_norm"])
+        f.call("end_layer", **f.own(f"{RECORDS}, reader, row, rows"))
+
+    def attended(self, codes: tuple[Value, Value] | None = None) -> None:
+        """Write the last linear layer of an attention, its residual add, and the codes for `up`.
+
+        `codes` are the places of these codes and of their scales; by default the thread's own.
+        """
         f, features = self.f, self.features
         context = (f.context, self.width * (4 if features.floats else 1))
         if features.dynamic:
@@ -74,16 +84,9 @@ class FeedForward:
             f.call("keep_rows", kept, self.x, f.rows * self.hidden)
         norm = self.record["attention_local_norm"]
         self.add("output", context, self.record["attention_add"], norm)
+        if codes is not None:
+            self.codes, self.scales = codes
         self.normalize()
-        if features.has_experts and not self.by_columns:
-            has_experts = self.record["experts"].differs(0)
-            with f.when(has_experts):
-                f.call("add_experts", **f.own(f"{RECORDS}, row, rows, following"))
-            with f.when(has_experts ^ 1):
-                self.add("down", self.up(), self.record["add"], self.record["local_norm"])
-        else:
-            self.add("down", self.up(), self.record["add"], self.record["local_norm"])
-        f.call("end_layer", **f.own(f"{RECORDS}, reader, row, rows"))
 
     def up(self) -> tuple[Value, Value]:
         """Write the first linear layer; return its results, and the bytes of a row of them."""

@@ -22,20 +22,17 @@ there, too: few rows take the time in which weights are read.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import I64, Function, Module, Value
 from qdqbert.engines.native.kernels.attention import attend, emit_attention
+from qdqbert.engines.native.kernels.blocks import row_blocks
 from qdqbert.engines.native.kernels.embedding import emit_embedding
 from qdqbert.engines.native.kernels.experts import emit_experts
 from qdqbert.engines.native.kernels.feed_forward import emit_feed_forward, weights_after_attention
 from qdqbert.engines.native.kernels.gate import emit_gate
 from qdqbert.engines.native.kernels.linear import emit_activations, emit_linears
 from qdqbert.engines.native.kernels.norm import emit_norms
-from qdqbert.engines.native.kernels.packing import padded_to
 from qdqbert.engines.native.kernels.padding import emit_padding
 from qdqbert.engines.native.kernels.pooling import emit_pooling
 from qdqbert.engines.native.kernels.product import emit_product
@@ -46,7 +43,7 @@ from qdqbert.engines.native.kernels.round_trip import emit_round_trips
 from qdqbert.engines.native.kernels.threads import emit_barrier, emit_mailbox
 from qdqbert.engines.native.kernels.weights import each_layer, first_weights
 from qdqbert.engines.native.kernels.words import emit_words
-from qdqbert.engines.native.records import JOB, MODEL, RECORDS, THREAD
+from qdqbert.engines.native.records import JOB, LAYER, MODEL, RECORDS, THREAD
 
 SPARE_ROWS = 32
 """Rows after the last one that kernels may read."""
@@ -96,7 +93,7 @@ def _forward(f: Function, isa: InstructionSet) -> None:
     isa.tiles.begin(f)
     first, last = THREAD.each(f.thread, "first_row", "last_row")
     records = f.own("model, job, thread")
-    with _blocks(f, first, last) as (row, rows):
+    with row_blocks(f, first, last) as (row, rows):
         f.call("begin", **records, row=row, rows=rows)
     has_texts = JOB.read(f.job, "threads").equals(1)
     by_columns = JOB.read(f.job, "by_columns").equals(1)
@@ -150,7 +147,7 @@ def _emit_texts(module: Module, features: Features) -> None:
             count = (heads - head).minimum(group)
             again, others = (first_weights(f, f.layer, each) for each in (head, head + count))
             next_heads = (head + count < heads).select(others, output)
-            with _blocks(f, f.constant(I64, 0), rows) as (row, some):
+            with row_blocks(f, f.constant(I64, 0), rows) as (row, some):
                 places = [each + row * stride for each in parts]
                 following = (row + some < rows).select(again, next_heads)
                 f.call(
@@ -193,7 +190,7 @@ def _emit_rows(module: Module, features: Features) -> None:
         heads = MODEL.read(f.model, "heads")
         again = first_weights(f, f.layer)
         output = weights_after_attention(f)
-        with _blocks(f, first, last) as (row, rows):
+        with row_blocks(f, first, last) as (row, rows):
             following = (row + rows < last).select(again, output)
             project_all(f, f.layer, row, rows, f.constant(I64, 0), heads, following)
         f.call("wait", f.job)
@@ -233,20 +230,6 @@ def _emit_columns(module: Module) -> None:
             rows=rows,
             context=JOB.read(f.job, "context"),
         )
-
-
-@contextlib.contextmanager
-def _blocks(f: Function, first: Value, last: Value) -> Iterator[tuple[Value, Value]]:
-    """Repeat the body for rows that are computed together, which are divided evenly.
-
-    Yields:
-        The first row and the number of rows.
-    """
-    count, most = last - first, MODEL.read(f.model, "block")
-    blocks = ((count + (most - 1)) // most).maximum(1)
-    each = padded_to((count + (blocks - 1)) // blocks, 32).maximum(1)
-    with f.loop(first, last, each) as row:
-        yield row, (last - row).minimum(each)
 
 
 def _texts_before(f: Function, row: Value) -> Value:
@@ -289,11 +272,18 @@ def _rest_of_layer(
     first_row, context = first.get(), place.get()
     count = one.select(end - text, rows)
     output = weights_after_attention(f)
-    with _blocks(f, f.constant(I64, 0), count) as (row, some):
+    records = f.own(f"{RECORDS}, reader")
+    blocks = f.variable(count)
+    if features.has_experts:
+        with f.when(LAYER.read(f.layer, "experts").differs(0)):
+            rows_read = {"row": first_row, "rows": count, "context": context}
+            f.call("run_experts", **records, **rows_read, following=f.following)
+            blocks.set(0)
+    with row_blocks(f, f.constant(I64, 0), blocks.get()) as (row, some):
         following = (row + some < count).select(output, f.following)
         f.call(
             "feed_forward",
-            **f.own(f"{RECORDS}, reader"),
+            **records,
             row=first_row + row,
             rows=some,
             context=context + row * context_bytes,
