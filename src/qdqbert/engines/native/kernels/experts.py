@@ -14,7 +14,7 @@ from qdqbert.engines.native.instruction_set import InstructionSet
 from qdqbert.engines.native.ir import F32, I8, I64, Function, Module, Value, vector
 from qdqbert.engines.native.kernels.blocks import row_blocks
 from qdqbert.engines.native.kernels.dot import PANEL
-from qdqbert.engines.native.kernels.feed_forward import FeedForward
+from qdqbert.engines.native.kernels.feed_forward import COLUMNS, FeedForward
 from qdqbert.engines.native.memory import LINE
 from qdqbert.engines.native.records import (
     JOB,
@@ -106,11 +106,10 @@ class _Expert(FeedForward):
         self.codes, self.scales = THREAD.each(f.thread, "expert_codes", "expert_scales")
 
     def write(self) -> None:
-        out = (THREAD.read(self.f.thread, "local"), self.stride)
-        self.linear("linear_float", "down", self.up(), out)
+        self.both((THREAD.read(self.f.thread, "local"), self.stride))
 
     def panels(self, name: str) -> Value:
-        return (self.inner if name == "up" else self.hidden) // PANEL
+        return (self.inner if COLUMNS[name] == "inner" else self.hidden) // PANEL
 
     def first_panel(self, name: str) -> Value:
         return self.f.expert * self.panels(name)

@@ -17,8 +17,9 @@ from qdqbert.engines.native.kernels.norm import quantize_input, quantize_rows
 from qdqbert.engines.native.kernels.weights import weights_of
 from qdqbert.engines.native.records import JOB, LAYER, LINEAR, MODEL, RECORDS, ROW_SCALE, THREAD
 
-# Contents of the columns of a linear layer.
-_COLUMNS = {"output": "hidden", "up": "inner", "down": "hidden"}
+COLUMNS = {"output": "hidden", "up": "inner", "down": "hidden"}
+"""Contents of the columns of a linear layer."""
+
 _READ_NEXT = {"output": "up", "up": "down"}
 
 
@@ -87,6 +88,10 @@ class FeedForward:
         if codes is not None:
             self.codes, self.scales = codes
         self.normalize()
+
+    def both(self, out: tuple[Value, Value]) -> None:
+        """Write both linear layers, without the residual add."""
+        self.linear("linear_float", "down", self.up(), out)
 
     def up(self) -> tuple[Value, Value]:
         """Write the first linear layer; return its results, and the bytes of a row of them."""
@@ -219,12 +224,12 @@ class FeedForward:
         """Return the first panel of weights that the function reads."""
         if not self.by_columns:
             return 0
-        return THREAD.read(self.f.thread, f"first_{_COLUMNS[name]}")
+        return THREAD.read(self.f.thread, f"first_{COLUMNS[name]}")
 
     def panels(self, name: str) -> Value:
         """Return the number of panels of weights that the function reads."""
         if self.by_columns:
-            return THREAD.read(self.f.thread, f"own_{_COLUMNS[name]}")
+            return THREAD.read(self.f.thread, f"own_{COLUMNS[name]}")
         return LINEAR.read(self.record[name], "panels")
 
     def weights(self, name: str) -> Value:
