@@ -68,7 +68,7 @@ def model(folder):
 
 @pytest.mark.parametrize("family", ["deberta-v2", "modernbert", "bert"])
 @pytest.mark.parametrize("layer", ["count_lstm", "count_lstm_v2", "count_lstm_moe"])
-@pytest.mark.usual("count_lstm-modernbert", "count_lstm_v2-deberta-v2", "count_lstm_moe-deberta-v2")
+@pytest.mark.usual("count_lstm_v2-deberta-v2", "count_lstm_moe-deberta-v2")
 def test_each_counting_layer_and_encoder_is_gliner2s(family, layer, tmp_path) -> None:
     check(save_gliner2(tmp_path / "model", family, counting_layer=layer))
 
@@ -117,14 +117,12 @@ def test_a_long_text_is_read_in_windows_that_end_as_texts_do(tmp_path) -> None:
         job = model.job(labels=LABELS[:1])
         (encoded,) = job.encode([" ".join(words)])
         shown = [job.reader.tokenizer.decode(each["input_ids"]) for each in encoded.features]
-        found = model(" ".join(words), LABELS[:1], threshold=0.0)
     assert len(shown) > 1
     assert all(each.endswith((".", "!")) for each in shown)
     assert not any(each.endswith("! .") for each in shown)
     windows = encoded.places
     assert windows[-1].stop == len(words)
     assert all(b.first < a.stop for a, b in itertools.pairwise(windows))
-    assert found[-1]["end"] == len(" ".join(words))
 
 
 def test_int8_is_close_to_float(folder, model) -> None:
@@ -190,6 +188,7 @@ def test_the_config_of_the_encoder_has_to_be_there(folder, tmp_path) -> None:
         qdqbert.load(copy)
 
 
+@pytest.mark.usual("*gru.weight*", "*lora*", "other*")
 @pytest.mark.parametrize(
     ("name", "message"),
     [
