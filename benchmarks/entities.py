@@ -1,23 +1,24 @@
 """Compare ways to find entities that are named in the call, in texts per second.
 
-    python benchmarks/entities.py [--rounds 5] [--only DeBERTa]
+    python benchmarks/entities.py [--rounds 5] [--only v2.1]
 
-Texts have 50 words, and a call names 20 labels. The models have random weights, the tokenizer of
-all-MiniLM-L6-v2 and the layers of GLiNER v2.1 after the encoder, 512 channels wide:
+Texts have 50 words, and a call names 20 labels. The models have random weights and the tokenizer of
+all-MiniLM-L6-v2. After the encoder, GLiNER v2.1 has layers of 512 channels, and GLiNER2 its own:
 
-- "DeBERTa-v3-base": 12 layers of 768 channels,
-- "ModernBERT-base": 22 layers of 768 channels.
+- "GLiNER v2.1, DeBERTa-v3-base" and "GLiNER2, DeBERTa-v3-base": 12 layers of 768 channels,
+- "GLiNER v2.1, ModernBERT-base": 22 layers of 768 channels.
 
 The ways are
 
 - "qdqbert, native": `load` of the checkpoint, in INT8, without data,
-- "gliner": `GLiNER.inference` in float32, in its usual batches of 8.
+- "gliner": `GLiNER.inference` in float32, or `GLiNER2.batch_extract_entities` of gliner2, in
+  their usual batches of 8.
 
 Each way runs in a process, and they take turns with the same texts: one in a call, and 16. Loading
 and a first turn are not timed. The threshold is one that few spans exceed, as with trained weights.
 
-Needs `pip install 'qdqbert[benchmarks]'`. gliner 0.2 asks for an older transformers, and runs with
-a newer one: `pip install --no-deps gliner`.
+Needs `pip install 'qdqbert[benchmarks]'`. The packages ask for an older transformers, and run with
+a newer one: `pip install --no-deps gliner gliner2`.
 """
 
 from __future__ import annotations
@@ -45,22 +46,24 @@ LABELS = (
     *("language", "date of birth", "sum of money", "percentage", "quantity", "disease", "drug"),
     *("symptom", "chemical", "email address", "phone number", "postal address"),
 )
+DEBERTA: dict[str, Any] = {
+    "model_type": "deberta-v2",
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "share_att_key": True,
+    "position_buckets": 256,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
 MODELS: dict[str, dict[str, Any]] = {
-    "DeBERTa-v3-base": {
-        "model_type": "deberta-v2",
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-        "relative_attention": True,
-        "pos_att_type": ["p2c", "c2p"],
-        "share_att_key": True,
-        "position_buckets": 256,
-        "norm_rel_ebd": "layer_norm",
-        "position_biased_input": False,
-        "type_vocab_size": 0,
-    },
-    "ModernBERT-base": {
+    "GLiNER v2.1, DeBERTa-v3-base": DEBERTA,
+    "GLiNER2, DeBERTa-v3-base": DEBERTA,
+    "GLiNER v2.1, ModernBERT-base": {
         "model_type": "modernbert",
         **dict.fromkeys(("bos_token_id", "cls_token_id"), 101),
         **dict.fromkeys(("eos_token_id", "sep_token_id"), 102),
@@ -87,7 +90,8 @@ def main() -> None:
         print("|---|---|---|---|---|---|")
         for name, config in MODELS.items():
             if not arguments.only or any(word in name for word in arguments.only):
-                save_model(config, folder := Path(root) / name)
+                folder = Path(root) / name
+                (save_gliner2 if "GLiNER2" in name else save_gliner)(config, folder)
                 compare(name, folder, texts, arguments)
                 shutil.rmtree(folder)
 
@@ -101,8 +105,34 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def save_model(config: dict[str, Any], folder: Path) -> None:
-    """Save a model with random weights, by the package."""
+def save_gliner2(config: dict[str, Any], folder: Path) -> None:
+    """Save a model of gliner2 with random weights, by the package."""
+    import torch
+    from gliner2 import GLiNER2
+    from gliner2.configuration import ExtractorConfig
+    from transformers import AutoConfig, AutoTokenizer
+
+    from qdqbert.encoders.checkpoint.demo import demo_checkpoint
+
+    tokenizer = AutoTokenizer.from_pretrained(demo_checkpoint())
+    tokenizer.model_max_length = 512
+    torch.manual_seed(0)
+    model = GLiNER2(
+        ExtractorConfig(model_name=str(folder), max_width=8, counting_layer="count_lstm_v2"),
+        encoder_config=AutoConfig.for_model(**config, vocab_size=len(tokenizer)),
+        tokenizer=tokenizer,
+    )
+    with torch.no_grad():
+        # A text has entities, and not all probabilities are 0.5.
+        model.count_pred[-1].bias[0] = -9.0
+        last = model.span_rep.span_rep_layer.out_project[-1]
+        last.weight *= 12
+        last.bias *= 12
+    model.save_pretrained(str(folder))
+
+
+def save_gliner(config: dict[str, Any], folder: Path) -> None:
+    """Save a model of gliner with random weights, by the package."""
     import torch
     from gliner.config import UniEncoderSpanConfig
     from gliner.model import UniEncoderSpanGLiNER
@@ -130,8 +160,11 @@ def compare(name: str, folder: Path, texts: list[str], arguments: argparse.Names
     """Print a row for each way and number of texts."""
     import qdqbert
 
-    with qdqbert.load(folder, check=False) as model:
-        threshold = usual_threshold(model, texts[:2])
+    threshold = 0.0
+    # Probabilities of random weights are near each other.
+    for precision in ("int8", "float"):
+        with qdqbert.load(folder, check=False, precision=precision) as model:
+            threshold = max(threshold, usual_threshold(model, texts[:2]))
     times: dict[tuple[int, str], list[float]] = {
         (count, way): [] for count in COUNTS for way in WAYS
     }
@@ -191,9 +224,22 @@ def open_way(way: dict[str, Any]) -> Any:
         model = qdqbert.load(Path(way["folder"]), check=False, threads=way["threads"])
         return lambda texts, threshold: model(texts, list(LABELS), threshold=threshold)
     import torch
-    from gliner import GLiNER
 
     torch.set_num_threads(way["threads"])
+    if "GLiNER2" in way["folder"]:
+        from gliner2 import GLiNER2
+
+        extractor = GLiNER2.from_pretrained(way["folder"])
+
+        def extract(texts: list[str], threshold: float) -> list[list[Any]]:
+            given = {"threshold": threshold, "include_confidence": True, "include_spans": True}
+            with torch.no_grad():
+                found = extractor.batch_extract_entities(texts, list(LABELS), **given)
+            return [[each for own in one["entities"].values() for each in own] for one in found]
+
+        return extract
+    from gliner import GLiNER
+
     reference = GLiNER.from_pretrained(way["folder"])
     return lambda texts, threshold: reference.inference(texts, list(LABELS), threshold=threshold)
 

@@ -543,7 +543,7 @@ def packages_of(extra: str) -> set[str]:
 
 def test_the_extra_of_the_benchmarks_has_what_they_import() -> None:
     # protobuf comes with onnx. The scripts run without the others, and say so.
-    others = ("google", "fastembed", "gguf", "gliner", "ray", "xllamacpp")
+    others = ("google", "fastembed", "gguf", "gliner", "gliner2", "ray", "xllamacpp")
     known = packages_of("benchmarks").union(others, sys.stdlib_module_names)
     scripts = list((ROOT / "benchmarks").glob("*.py"))
     # The benchmark for GPUs runs the tests' models.
