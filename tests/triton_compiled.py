@@ -107,6 +107,8 @@ _SHAPES = (
         has_positions=False,
     ),
     Shape(floats=True, hidden=384, heads=12, head=32, inner=1536, layers=1),
+    # Heads of Gemma's width.
+    Shape(dynamic=True, hidden=768, heads=3, head=256, inner=1152, layers=1),
 )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
+from triton.runtime import driver
 
 from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.engines.cuda import device
@@ -16,6 +18,7 @@ from qdqbert.engines.cuda import device
 @pytest.fixture
 def cards(monkeypatch):
     """Return what pretends that torch sees GPUs of some compute capabilities."""
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=lambda: None))
 
     def see(*capabilities: tuple[int, int]) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(capabilities))
@@ -58,6 +61,45 @@ def test_a_machine_without_a_gpu_is_told_why(cards, monkeypatch) -> None:
         device.find_device("cuda")
 
 
+def test_what_torch_warns_of_is_said(cards, monkeypatch) -> None:
+    def is_available() -> bool:
+        warnings.warn("The NVIDIA driver on your system is too old.", stacklevel=2)
+        return False
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    with pytest.raises(UserInputError, match=r"GPU: The NVIDIA driver .* too old\. Pass"):
+        device.find_device("cuda")
+
+
+def test_a_gpu_that_another_process_has_alone_is_refused(cards, monkeypatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable")
+
+    cards((8, 0))
+    monkeypatch.setattr(torch.cuda, "current_device", fail)
+    with pytest.raises(UserInputError, match=r"`device='cuda'`: CUDA does not start: .*busy"):
+        device.find_device("cuda")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Failed to find C compiler."),
+        subprocess.CalledProcessError(1, ["gcc", "cuda_utils.c"]),
+    ],
+    ids=["no compiler", "no headers"],
+)
+def test_a_machine_without_a_compiler_is_told_what_to_install(cards, monkeypatch, error) -> None:
+    def fail() -> None:
+        raise error
+
+    cards((8, 0))
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=fail))
+    with pytest.raises(UserInputError, match=r"Triton does not start: .*gcc and python3-dev"):
+        device.find_device("cuda")
+
+
 @pytest.mark.parametrize("package", ["torch", "triton"])
 def test_a_missing_package_is_named(monkeypatch, package) -> None:
     monkeypatch.setattr(device, "is_installed", lambda name: name != package)
@@ -91,8 +133,13 @@ def test_neither_torch_nor_triton_is_imported_for_the_cpu() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_forked_process_is_told_to_spawn(monkeypatch) -> None:
+def test_a_forked_process_is_told_to_spawn(cards, monkeypatch) -> None:
+    cards((8, 0))
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
     found = device.Device(name="cuda:0", card="Card", capability=80)
-    with pytest.raises(UserInputError, match=r"forked process.*get_context\('spawn'\)"):
+    message = r"forked process.*get_context\('spawn'\)"
+    with pytest.raises(UserInputError, match=message):
         device.open_on(found, SimpleNamespace())
+    # torch starts CUDA to name a GPU.
+    with pytest.raises(UserInputError, match=message):
+        device.find_device("cuda")

@@ -60,10 +60,12 @@ def test_int8_is_close_to_the_native_engine(name) -> None:
     assert sqnr_db(wanted, runner_of(packed).run(batch)[NAME]) > 35
 
 
-def test_float16_of_queries_keys_and_values_in_heads_of_72_channels() -> None:
-    # No power of 2, and more than one vector of channels.
-    shape = Shape(floats=True, hidden=72, heads=1, head=72, inner=80, layers=1)
-    batch = random_batch((5, 3))
+@pytest.mark.usual("72")
+@pytest.mark.parametrize(("size", "lengths"), [(72, (5, 3)), (256, (35, 3))], ids=["72", "256"])
+def test_float16_of_queries_keys_and_values_in_wide_heads(size, lengths) -> None:
+    # No power of 2, and more than one vector of channels; and blocks of fewer keys.
+    shape = Shape(floats=True, hidden=72, heads=1, head=size, inner=80, layers=1)
+    batch = random_batch(lengths)
     found = runner_of(packed_model(shape)).run(batch)[NAME]
     assert sqnr_db(reference(shape, batch), found) > 55
 
@@ -225,6 +227,19 @@ def test_keys_with_other_codes_than_queries_are_refused() -> None:
     layer = dataclasses.replace(model.layers[0], attention=dataclasses.replace(attention, key=key))
     with pytest.raises(GraphError, match="other codes for queries"):
         runner_of(pack_model(dataclasses.replace(model, layers=(layer,))))
+
+
+def test_a_gpu_without_room_for_a_batch_says_what_to_do(with_heads, monkeypatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise torch.cuda.OutOfMemoryError("no")
+
+    runner, batch = runner_of(with_heads), random_batch((1, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda_runner.Heads, "run", fail)
+        with pytest.raises(MemoryError, match=r"2 texts of 3 tokens\. Run fewer or shorter"):
+            runner.run(batch)
+    # The stream is free again.
+    assert runner.run(batch, ["logits"])
 
 
 def test_a_damaged_model_is_refused() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import subprocess
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.common.errors import MissingExtraError, UserInputError
+from qdqbert.common.errors import MissingExtraError, UserInputError, one_line
 from qdqbert.common.extras import is_installed
 from qdqbert.engines.native.storage import Packed
 from qdqbert.engines.runner import Runner
@@ -62,7 +65,7 @@ def find_device(name: str) -> Device:
 
     Raises:
         MissingExtraError: torch or Triton is not installed.
-        UserInputError: There is no such GPU, or it is too old.
+        UserInputError: There is no such GPU, it is too old, or torch or Triton cannot use it here.
     """
     for package in ("torch", "triton"):
         if not is_installed(package):
@@ -73,22 +76,32 @@ def find_device(name: str) -> Device:
             )
     import torch
 
-    if not torch.cuda.is_available():
-        raise _refused(name, f"torch {torch.__version__} sees no NVIDIA GPU{_reason(torch)}")
+    _check_fork(torch, name)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        is_there = torch.cuda.is_available()
+    if not is_there:
+        reason = _reason(torch, said)
+        raise _refused(name, f"torch {torch.__version__} sees no NVIDIA GPU{reason}")
     found = _NAME.fullmatch(name)
     assert found is not None, name
     count = torch.cuda.device_count()
-    index = torch.cuda.current_device() if found[1] is None else int(found[1])
-    if index >= count:
-        raise _refused(name, f"torch sees {count} GPU{'' if count == 1 else 's'}")
-    card = torch.cuda.get_device_name(index)
-    major, minor = torch.cuda.get_device_capability(index)
+    try:
+        index = torch.cuda.current_device() if found[1] is None else int(found[1])
+        if index >= count:
+            raise _refused(name, f"torch sees {count} GPU{'' if count == 1 else 's'}")
+        card = torch.cuda.get_device_name(index)
+        major, minor = torch.cuda.get_device_capability(index)
+    except RuntimeError as error:
+        # Another process can have the GPU alone, and a driver can be broken.
+        raise _refused(name, f"CUDA does not start: {one_line(error)}") from error
     if 10 * major + minor < LEAST_CAPABILITY:
         raise _refused(
             name,
             f"{card} has compute capability {major}.{minor}, and int8 products in Triton need 8.0 "
             "(A100, A10, L4, H100, RTX 30 and later)",
         )
+    _start_triton(name)
     return Device(name=f"cuda:{index}", card=card, capability=10 * major + minor)
 
 
@@ -104,13 +117,7 @@ def open_on(device: Device, model: Path | Packed, streams: int = 1) -> Runner:
 
     from qdqbert.engines.cuda.runner import CudaRunner
 
-    if torch.cuda._is_in_bad_fork():
-        raise UserInputError(
-            f"`device={device.name!r}`: a GPU cannot be used in a forked process of one that used "
-            "it. Start processes with `multiprocessing.get_context('spawn')`, or load the model in "
-            "the process that uses it.",
-            argument="device",
-        )
+    _check_fork(torch, device.name)
     try:
         return CudaRunner(
             model, device=torch.device(device.name), capability=device.capability, streams=streams
@@ -123,9 +130,42 @@ def open_on(device: Device, model: Path | Packed, streams: int = 1) -> Runner:
         ) from error
 
 
-def _reason(torch: Any) -> str:
+def _check_fork(torch: Any, name: str) -> None:
+    if torch.cuda._is_in_bad_fork():
+        raise UserInputError(
+            f"`device={name!r}`: a GPU cannot be used in a forked process of one that used it. "
+            "Start processes with `multiprocessing.get_context('spawn')`, or load the model in the "
+            "process that uses it.",
+            argument="device",
+        )
+
+
+def _start_triton(name: str) -> None:
+    """Load what Triton compiles for this machine when it first runs a kernel."""
+    from triton.runtime import driver
+
+    try:
+        driver.active.get_current_target()
+    except (
+        RuntimeError,
+        OSError,
+        AssertionError,
+        ImportError,
+        subprocess.SubprocessError,
+    ) as error:
+        raise _refused(
+            name,
+            f"Triton does not start: {one_line(error)}. It needs a C compiler and the headers of "
+            "Python, as those of the packages gcc and python3-dev",
+        ) from error
+
+
+def _reason(torch: Any, said: Sequence[warnings.WarningMessage]) -> str:
+    """Return why torch sees no GPU, given its warnings, as that a driver is too old."""
     if torch.version.cuda is None:
         return ", as it is built for CPUs. Install a build for CUDA"
+    if said:
+        return f": {one_line(said[-1].message)}"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     return "" if hidden is None else f" with CUDA_VISIBLE_DEVICES={hidden!r}"
 

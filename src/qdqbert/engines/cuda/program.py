@@ -14,7 +14,7 @@ import triton
 from numpy.typing import NDArray
 
 from qdqbert.engines.cuda import kernels
-from qdqbert.engines.cuda.tiles import ATTENTION, FLOAT_TILE, Tile, tile_of
+from qdqbert.engines.cuda.tiles import ATTENTION, FLOAT_TILE, Tile, attention_of, tile_of
 from qdqbert.engines.cuda.weights import (
     LayerTensors,
     LinearTensors,
@@ -462,7 +462,8 @@ class _Builder:
 
     def _attention(self, layer: LayerTensors) -> None:
         parts = ("starts", "ends", "block_texts", "block_firsts")
-        size, block = self._settings["head_size"], ATTENTION
+        size = self._settings["head_size"]
+        block = attention_of(size)
         self._add(
             kernels.attention,
             (capacity_of_blocks(self._tokens), self._settings["heads"]),

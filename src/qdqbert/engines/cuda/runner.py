@@ -140,6 +140,9 @@ class CudaRunner:
             self._free: queue.SimpleQueue[_Stream] = queue.SimpleQueue()
             for _ in range(streams):
                 self._free.put(_Stream(self._model, device))
+            if device.type == "cuda":
+                # Other streams do not wait for the copies on this one.
+                torch.cuda.current_stream(device).synchronize()
         self._tokens = tokens or _cached_tokens(self._settings, device)
         self.input_names = tuple(self._settings["input_names"])
         self.output_names = self._heads.output_names
@@ -153,9 +156,20 @@ class CudaRunner:
         Raises:
             UserInputError: An input is missing or has a wrong dtype or shape, a token id is outside
                 of the vocabulary, or a text is empty or longer than the model takes.
+            MemoryError: The GPU has too little free memory.
         """
         batch = self._batch(inputs)
         names = [each for each in self.output_names if wanted is None or each in wanted]
+        try:
+            return self._outputs_of(batch, names)
+        except torch.cuda.OutOfMemoryError as error:
+            raise MemoryError(
+                f"{self._device} has too little free memory for {len(batch.chunk.attended)} texts "
+                f"of {len(batch.chunk.ids)} tokens. Run fewer or shorter texts at a time, or load "
+                "the model with `device='cpu'`."
+            ) from error
+
+    def _outputs_of(self, batch: _Batch, names: Sequence[str]) -> Outputs:
         chunks = [(_capacity(each), each) for each in chunks_of(batch.chunk, self._tokens)]
         found: list[dict[str, tuple[bool, torch.Tensor]]] = []
         with self._stream() as stream:

@@ -85,6 +85,8 @@ FLOAT_TILE = Tile(rows=32, columns=64, step=32, warps=4, stages=2)
 """The tile of layers in float32, whatever their size, so that a row's sums have one order."""
 
 ATTENTION = AttentionBlock()
+# Heads of more than 128 channels, whose keys would take more shared memory than some GPUs have.
+_WIDE_ATTENTION = AttentionBlock(keys=32, warps=8)
 
 # Columns of tiles whose sums an activation function changes, and of tiles with a gate's sums, too.
 # More of them need more registers than there are.
@@ -109,3 +111,8 @@ def tile_of(
     if activation is not None:
         found = dataclasses.replace(found, columns=min(found.columns, _MOST_COLUMNS[gated]))
     return dataclasses.replace(found, step=max(found.step // bytes_of_code, 16))
+
+
+def attention_of(size: int) -> AttentionBlock:
+    """Return the block of attention of heads of some channels; all have as many queries."""
+    return ATTENTION if size <= 128 else _WIDE_ATTENTION
