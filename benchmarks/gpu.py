@@ -20,6 +20,7 @@ machine affects all of it. Weights and texts are random, which does not change t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -29,6 +30,7 @@ import math
 import multiprocessing
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -199,17 +201,18 @@ def bits(settings: Settings) -> Iterator[Row]:
         }
 
 
-def tiny(settings: Settings) -> Iterator[Row]:
-    """Run a small model, for the section `sanitizer`."""
+def run_small_models() -> None:
+    """Run small models on the GPU, for the section `sanitizer`."""
     import native_models
     from cuda_models import SHAPES
 
     for name in ("bert", "modern"):
         for is_float in (False, True):
             shape = dataclasses.replace(SHAPES[name], floats=is_float, dynamic=not is_float)
-            runner = runner_of(native_models.packed_model(shape), device_of(settings))
-            found = runner.run(native_models.random_batch((5, 70) if settings.is_gpu else (3,)))
-            yield {"case": name, "values": sum(each.size for each in found.values())}
+            runner = runner_of(
+                native_models.packed_model(shape), device_of(Settings(device="cuda"))
+            )
+            runner.run(native_models.random_batch((5, 70)))
 
 
 def sanitizer(settings: Settings) -> Iterator[Row]:
@@ -219,12 +222,14 @@ def sanitizer(settings: Settings) -> Iterator[Row]:
     program = next((each for each in found if each.is_file()), None)
     if program is None or not settings.is_gpu:
         raise UnavailableError("there is no compute-sanitizer")
+    code = "import gpu; gpu.run_small_models()"
     for tool in ("memcheck", "racecheck"):
         done = subprocess.run(
             [
-                *(str(program), "--tool", tool, "--error-exitcode", "9", "--target-processes"),
-                *("all", sys.executable, __file__, "--sections", "tiny"),
+                *(str(program), "--tool", tool, "--error-exitcode", "9"),
+                *("--target-processes", "all", sys.executable, "-c", code),
             ],
+            cwd=Path(__file__).parent,
             capture_output=True,
             text=True,
             check=False,
@@ -545,10 +550,7 @@ SECTIONS: dict[str, tuple[Callable[[Settings], Iterator[Row]], int]] = {
     "sanitizer": (sanitizer, 90),
     "forward_compiled": (forward_compiled, 90),
     "fake_quantize": (fake_quantize, 40),
-    "tiny": (tiny, 90),
 }
-# Sections that run without being named.
-USUAL = [name for name in SECTIONS if name != "tiny"]
 
 
 # What the sections are made of.
@@ -832,6 +834,8 @@ def sqnr_db(found: Any, expected: Any) -> float:
 
 def run_section(name: str, settings: Settings, results: Connection) -> None:
     """Send the rows of a section, then its status and a reason, from a process of its own."""
+    # What a section starts ends with it.
+    os.setsid()
     try:
         for row in SECTIONS[name][0](settings):
             results.send(row)
@@ -866,6 +870,9 @@ def collect(name: str, settings: Settings, seconds: float) -> dict[str, Any]:
             break
         rows.append(message)
     process.join(1)
+    assert process.pid
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.kill()
     process.join()
     if any(row.get("passed") is False for row in rows):
@@ -899,7 +906,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="tiny sizes, to check the script")
     parser.add_argument("--output", type=Path, help="write the results to this JSON file")
     parser.add_argument("--minutes", type=float, default=8.0, help="time limit (default: 8)")
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=USUAL)
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     options = parser.parse_args()
     settings = small(options.device) if options.small else Settings(device=options.device)
     if not settings.is_gpu:
@@ -916,9 +923,10 @@ def main() -> None:
             section = collect(name, settings, min(left, SECTIONS[name][1]))
         sections.append(section)
         show(section)
-    result = {"settings": dataclasses.asdict(settings), "sections": sections}
-    if options.output is not None:
-        options.output.write_text(json.dumps(result, indent=2))
+        result = {"settings": dataclasses.asdict(settings), "sections": sections}
+        # After each section, as the machine can be taken away.
+        if options.output is not None:
+            options.output.write_text(json.dumps(result, indent=2))
     sys.exit(int(any(each["status"] in ("failed", "error") for each in sections)))
 
 
