@@ -7,13 +7,14 @@ end of the table. The tables are found in the file itself, since settings next t
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
 from qdqbert.common.errors import UserInputError
+from qdqbert.common.protobuf_messages import fields_of, number_at, text_of
 
 # Fields of the messages of ONNX.
 _GRAPH = 7
@@ -25,8 +26,6 @@ _DIMENSIONS, _TENSOR_NAME = 1, 8
 _SAME_VALUES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 # Operators whose output has the rows of the first input.
 _SAME_ROWS = frozenset({"Cast", "DequantizeLinear", "Identity", "QuantizeLinear"})
-
-_Field = tuple[int, Any]
 
 
 def check_ids(inputs: Mapping[str, NDArray[Any]], limits: Mapping[str, int]) -> None:
@@ -60,7 +59,7 @@ def index_limits(model: Path) -> dict[str, int]:
         try:
             with memoryview(data) as view:
                 return _limits(view)
-        except (IndexError, UnicodeDecodeError):
+        except ValueError:
             return {}
 
 
@@ -69,15 +68,15 @@ def _limits(data: memoryview) -> dict[str, int]:
     rows: dict[str, int] = {}
     # The input whose values a value has.
     sources: dict[str, str] = {}
-    for number, graph in _fields(data):
-        for inner, content in _fields(graph) if number == _GRAPH else ():
+    for number, graph in fields_of(data):
+        for inner, content in fields_of(graph) if number == _GRAPH else ():
             if inner == _NODE:
                 nodes.append(content)
             elif inner == _INITIALIZER:
                 name, length = _table(content)
                 rows[name] = length
             elif inner == _INPUT:
-                name = next((_text(each) for field, each in _fields(content) if field == 1), "")
+                name = next((text_of(each) for field, each in fields_of(content) if field == 1), "")
                 sources[name] = name
     found: dict[str, int] = {}
     for each in nodes:
@@ -96,11 +95,11 @@ def _limits(data: memoryview) -> dict[str, int]:
 def _table(tensor: memoryview) -> tuple[str, int]:
     """Return name and first dimension of a tensor."""
     name, dimensions = "", []
-    for number, value in _fields(tensor):
+    for number, value in fields_of(tensor):
         if number == _TENSOR_NAME:
-            name = _text(value)
+            name = text_of(value)
         elif number == _DIMENSIONS:
-            dimensions.append(value if isinstance(value, int) else _varint(value, 0)[0])
+            dimensions.append(value if isinstance(value, int) else number_at(value, 0)[0])
     return name, dimensions[0] if dimensions else 0
 
 
@@ -109,58 +108,14 @@ def _node(node: memoryview) -> tuple[str, list[str], list[str], bool]:
     operator, has_attributes = "", False
     inputs: list[str] = []
     outputs: list[str] = []
-    for number, value in _fields(node):
+    for number, value in fields_of(node):
         if number == _NODE_INPUT:
-            inputs.append(_text(value))
+            inputs.append(text_of(value))
         elif number == _NODE_OUTPUT:
-            outputs.append(_text(value))
+            outputs.append(text_of(value))
         elif number == _OPERATOR:
-            operator = _text(value)
+            operator = text_of(value)
         elif number == _ATTRIBUTE:
             # The axis of a lookup is an integer, field 3.
-            has_attributes |= any(field == 3 and each for field, each in _fields(value))
+            has_attributes |= any(field == 3 and each for field, each in fields_of(value))
     return operator, inputs, outputs, has_attributes
-
-
-def _fields(message: memoryview) -> Iterator[_Field]:
-    """Yield number and value of each field: an integer, or bytes.
-
-    Raises:
-        IndexError: The message is damaged.
-    """
-    place = 0
-    while place < len(message):
-        key, place = _varint(message, place)
-        kind = key & 7
-        if kind == 0:
-            value, place = _varint(message, place)
-            yield key >> 3, value
-            continue
-        if kind == 2:
-            length, place = _varint(message, place)
-        else:
-            length = {1: 8, 5: 4}.get(kind, len(message) + 1)
-        if place + length > len(message):
-            raise IndexError(place)
-        yield key >> 3, message[place : place + length]
-        place += length
-
-
-def _varint(message: memoryview, place: int) -> tuple[int, int]:
-    """Return an integer of any length up to 10 bytes, and where it ends."""
-    value = shift = 0
-    while True:
-        byte = message[place]
-        place += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, place
-        shift += 7
-        if shift > 63:
-            raise IndexError(place)
-
-
-def _text(value: memoryview | int) -> str:
-    if isinstance(value, int):
-        raise IndexError(value)
-    return bytes(value).decode()

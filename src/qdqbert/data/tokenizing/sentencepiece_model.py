@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tokenizers.processors import TemplateProcessing
 
 from qdqbert.common.errors import CheckpointError
 from qdqbert.common.files import refuse_pointer
+from qdqbert.common.protobuf_messages import fields_of
 from qdqbert.data.tokenizing.tokenizer_files import raising, token_text
 
 # Fields of the messages: of the model, a piece, the settings of the trainer, and the normalizer.
@@ -67,13 +68,13 @@ def _tokenizer(data: bytes, settings: Mapping[str, Any], path: Path) -> tokenize
     pieces: list[tuple[str, float, int]] = []
     trainer: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
-    for field, value in _fields(data):
+    for field, value in fields_of(data):
         if field == _PIECE:
-            pieces.append(_piece(dict(_fields(value))))
+            pieces.append(_piece(dict(fields_of(value))))
         elif field == _TRAINER:
-            trainer = dict(_fields(value))
+            trainer = dict(fields_of(value))
         elif field == _NORMALIZER:
-            normalizer = dict(_fields(value))
+            normalizer = dict(fields_of(value))
     kind = trainer.get(_MODEL, _UNIGRAM)
     if kind != _UNIGRAM:
         raise CheckpointError(
@@ -130,37 +131,3 @@ def _piece(fields: Mapping[int, Any]) -> tuple[str, float, int]:
     if not math.isfinite(score):
         raise ValueError(f"a piece has the score {score}")
     return bytes(fields.get(_TEXT, b"")).decode(), score, fields.get(_KIND, 1)
-
-
-def _fields(data: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the fields of a message of protobuf: numbers, and the bytes of all others.
-
-    Raises:
-        ValueError: The message is damaged.
-    """
-    data, place = memoryview(data), 0
-    while place < len(data):
-        key, place = _number(data, place)
-        kind = key & 7
-        if kind == 0:
-            value, place = _number(data, place)
-            yield key >> 3, value
-            continue
-        if kind == 2:
-            size, place = _number(data, place)
-        else:
-            size = {1: 8, 5: 4}.get(kind, len(data) + 1)
-        if size > len(data) - place:
-            raise ValueError("a field does not fit into it")
-        yield key >> 3, data[place : place + size]
-        place += size
-
-
-def _number(data: memoryview, place: int) -> tuple[int, int]:
-    """Return the number at a place of a message, and the place after it."""
-    found = 0
-    for index, each in enumerate(data[place : place + 10]):
-        found |= (each & 127) << 7 * index
-        if each < 128:
-            return found, place + index + 1
-    raise ValueError("a number does not end")
