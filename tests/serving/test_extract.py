@@ -8,6 +8,7 @@ from starlette.testclient import TestClient
 import qdqbert
 from gliner_models import save_gliner
 from qdqbert.serving.app import build_app
+from qdqbert.serving.limits import Limits
 from serving_requests import answer, close, post
 
 TEXTS = ["the house of the cat is in london", "new york-city is great; books"]
@@ -88,3 +89,19 @@ def test_wrong_requests_are_refused(path, body, message, served) -> None:
     response = post(served[1], path, body)
     assert response.status_code == 422
     assert message in response.text
+
+
+def test_labels_of_a_request_are_limited_as_its_inputs_are(served) -> None:
+    model, _ = served
+    inputs = {"inputs": TEXTS[0]}
+    bodies = {
+        "/entity-extraction": {**inputs, "parameters": {"labels": ["a", "b", "c"]}},
+        "/api/extract": {"input": TEXTS[0], "labels": ["a", "b", "c"]},
+    }
+    with TestClient(build_app({"finder": model}, limits=Limits(max_texts=2))) as client:
+        for path, body in bodies.items():
+            response = post(client, path, body)
+            assert response.status_code == 413
+            assert response.json()["error"] == "A request may have 2 labels, got 3."
+        few = {**inputs, "parameters": {"labels": {"a": "b", "c": "d, e, f"}}}
+        assert post(client, "/entity-extraction", few).status_code == 200

@@ -8,7 +8,8 @@ from starlette.testclient import TestClient
 import qdqbert
 from gliner2_models import save_gliner2
 from qdqbert.serving.app import build_app
-from serving_requests import answer, close
+from qdqbert.serving.limits import Limits
+from serving_requests import answer, close, post
 
 TEXT = "the house of the cat is in london"
 LABELS = ["city", "animal"]
@@ -45,3 +46,16 @@ def test_labels_and_decisions_have_routes_too(served) -> None:
     question = {"type": "choice", "criteria": dict.fromkeys(LABELS)}
     body = {"state": TEXT, "questions": {"topic": question}}
     close(answer(client, "/v1/systemone", body)["answers"], {"topic": expected})
+
+
+def test_labels_and_options_of_a_request_are_limited_as_its_inputs_are(served) -> None:
+    model, _ = served
+    question = {"type": "choice", "criteria": {"a": None, "b": None}}
+    bodies = {
+        "/zero-shot-classification": {"inputs": TEXT, "parameters": {"candidate_labels": "a,b"}},
+        "/v1/systemone": {"state": TEXT, "questions": {"q": question}},
+    }
+    for most, status in ((1, 413), (3, 200)):
+        with TestClient(build_app({"finder": model}, limits=Limits(max_texts=most))) as client:
+            for path, body in bodies.items():
+                assert post(client, path, body).status_code == status

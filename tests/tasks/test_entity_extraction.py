@@ -20,7 +20,11 @@ from gliner_models import MAX_WIDTH, as_older_versions, save_gliner
 from gliner_reference import Reference, same
 from qdqbert.data.tokenizing.sentencepiece_model import read_sentencepiece
 from qdqbert.encoders.checkpoint.description import describe_checkpoint
+from qdqbert.encoders.checkpoint.gliner import GlinerHead
+from qdqbert.encoders.checkpoint.sentence_files import file_finder, text_reader
+from qdqbert.encoders.checkpoint.text_heads import read_span_head
 from qdqbert.engines.native.storage import load_packed
+from qdqbert.runtime.inputs import listed_labels
 from qdqbert.tasks.extraction import Words
 from spm_models import write_spm
 
@@ -273,6 +277,26 @@ def test_labels_that_leave_no_room_are_refused(model) -> None:
     labels = [f"kind {index}" for index in range(400)]
     with pytest.raises(qdqbert.UserInputError, match=r"`labels` are 400 labels of .* tokens"):
         model("a text", labels)
+
+
+def test_very_many_labels_are_refused_in_the_time_of_their_tokens(model) -> None:
+    # Looking each mark up among all tokens would take minutes.
+    labels = [f"k{index}" for index in range(50_000)]
+    with pytest.raises(qdqbert.UserInputError, match=r"`labels` are 50000 labels of"):
+        model("a text", labels)
+    with pytest.raises(qdqbert.UserInputError, match=r"`candidate_labels` has 'k0' twice"):
+        listed_labels([*labels, "k0"])
+
+
+@pytest.mark.parametrize("value", [False, None, 0])
+def test_a_marker_is_not_read_where_gliner_takes_the_setting_for_false(
+    value, folder, tmp_path
+) -> None:
+    content = json.loads((folder / "gliner_config.json").read_text()) | {"embed_ent_token": value}
+    (tmp_path / "gliner_config.json").write_text(json.dumps(content))
+    head = read_span_head(text_reader(file_finder(tmp_path)))
+    assert isinstance(head, GlinerHead)
+    assert not head.reads_marker
 
 
 @pytest.mark.parametrize(

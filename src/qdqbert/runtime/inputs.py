@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set, Sized
 from typing import Any
 
@@ -78,8 +79,9 @@ def listed_labels(labels: Any, argument: str = "candidate_labels") -> list[str]:
             f"{described(wrong[0] if wrong else labels)}.",
             argument=argument,
         )
-    twice = next((each for place, each in enumerate(found) if each in found[:place]), None)
-    if twice is not None:
+    if len(set(found)) < len(found):
+        counts = Counter(found)
+        twice = next(each for each in found if counts[each] > 1)
         raise UserInputError(
             f"`{argument}` has {twice!r} twice. Name each label once.", argument=argument
         )

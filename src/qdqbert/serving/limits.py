@@ -28,7 +28,7 @@ class Limits:
 
     Attributes:
         max_body: Largest body of a request in bytes.
-        max_texts: Number of inputs in a request.
+        max_texts: Number of inputs in a request, and of labels that it names.
         max_queued: Number of inputs that may wait for a model.
         max_read_characters: Longest input that is read whole: by a model that reads windows, or by
             a tokenizer that does not cut.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NotRequired
 
 import numpy as np
@@ -22,6 +22,8 @@ from qdqbert.tasks.embedder import Embedder
 
 # At most, around a text.
 _SPECIAL_TOKENS = 4
+# Options with labels of a request.
+_LABELS = ("labels", "candidate_labels", "questions")
 
 
 class ServedInfo(TypedDict):
@@ -138,6 +140,7 @@ class Served:
             BadRequestError: The inputs or options cannot be used, or too many inputs wait.
         """
         self.check_count(items)
+        self._check_labels(options)
         self._check_sizes(items)
 
         def job() -> Job[Any, Any]:
@@ -172,6 +175,14 @@ class Served:
         if len(items) > most:
             raise BadRequestError(f"A request may have {most} inputs, got {len(items)}.", 413)
 
+    def _check_labels(self, options: Mapping[str, Any]) -> None:
+        """Refuse more labels than inputs: models read each of them, some with each input."""
+        most = self.limits.max_texts
+        given = [options.get(name, ()) for name in _LABELS]
+        count = sum(_leaves(each.split(",") if isinstance(each, str) else each) for each in given)
+        if count > most:
+            raise BadRequestError(f"A request may have {most} labels, got {count}.", 413)
+
     def _check_sizes(self, items: Sequence[Any]) -> None:
         """Refuse texts that a model would read whole, in more windows than a request may have."""
         if self.model.reads_windows:
@@ -196,6 +207,14 @@ class Served:
                 f"{tokens}. Send fewer at a time.",
                 413,
             )
+
+
+def _leaves(value: Any) -> int:
+    """Return the number of values in lists and objects, at any depth."""
+    inner = value.values() if isinstance(value, Mapping) else value
+    if isinstance(inner, Collection) and not isinstance(inner, str):
+        return sum(map(_leaves, inner))
+    return 1
 
 
 def check_width(

@@ -135,15 +135,16 @@ class Prompt:
         (found,) = tokenizer.encode_batch([words.words], words=True, special=words.has_ends)
         if not words.words:
             return cls._around(tokenizer)
-        owners = found.word_ids
-        inner = [place for place, owner in enumerate(owners) if owner is not None]
-        for mark in words.marks:
-            if owners.count(mark) != 1:
-                parts = [found.tokens[place] for place in inner if owners[place] == mark]
-                raise CheckpointError(
-                    f"The tokenizer divides {words.words[mark]!r}, which marks labels: it makes "
-                    f"{parts} of it. Use the tokenizer of the checkpoint."
-                )
+        owners = np.array([-1 if owner is None else owner for owner in found.word_ids], np.int64)
+        inner = np.flatnonzero(owners >= 0)
+        counts = np.bincount(owners[inner], minlength=len(words.words))
+        marks = np.array(words.marks, np.int64)
+        for mark in marks[counts[marks] != 1][:1]:
+            parts = [found.tokens[place] for place in np.flatnonzero(owners == mark)]
+            raise CheckpointError(
+                f"The tokenizer divides {words.words[mark]!r}, which marks labels: it makes "
+                f"{parts} of it. Use the tokenizer of the checkpoint."
+            )
         ids = np.array(found.ids, np.int32)
         count = len(words.words)
         scored = _limits(found, count)[-words.after :] if words.after else _NO_WORDS
@@ -151,8 +152,8 @@ class Prompt:
             words=scored,
             before=ids[: inner[-1] + 1],
             after=ids[inner[-1] + 1 :],
-            marks=np.array([owners.index(mark) for mark in words.marks], np.int64)
-            + (not words.reads_marks),
+            # Tokens are in the order of their words.
+            marks=inner[np.searchsorted(owners[inner], marks)] + (not words.reads_marks),
         )
 
     @classmethod

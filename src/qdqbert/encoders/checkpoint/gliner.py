@@ -190,7 +190,8 @@ def read_gliner_head(read: ReadFile) -> GlinerHead | None:
         subtoken_pooling=pooling,
         ent_token=fields.optional(fields.text, "ent_token") or "<<ENT>>",
         sep_token=fields.optional(fields.text, "sep_token") or "<<SEP>>",
-        reads_marker=fields.truth("embed_ent_token") if fields.has("embed_ent_token") else True,
+        # gliner takes 0 and null for false.
+        reads_marker=bool(fields.values.get("embed_ent_token", True)),
         # gliner stores them next to a second encoder, too, and does not use them.
         recurrent_layers=0 if has_labels_encoder else max(layers, 0),
         has_labels_encoder=has_labels_encoder,
