@@ -150,23 +150,40 @@ def machine(settings: Settings) -> Iterator[Row]:
 
 def correctness(settings: Settings) -> Iterator[Row]:
     """Compare small models of all families with float64."""
+    from cuda_models import SHAPES
+
+    cases = [(settings, name, precision) for name in SHAPES for precision in ("float16", "int8")]
+    yield from at_once(compared_case, cases if settings.is_gpu else cases[:1])
+
+
+def compared_case(case: tuple[Settings, str, str]) -> Row:
+    """Compare a small model with float64."""
     import encoder_reference
     import native_models
     from cuda_models import SHAPES
 
-    device = device_of(settings)
-    for name, shape in SHAPES.items():
-        for precision, least in (("float16", 55.0), ("int8", 30.0)):
-            is_float = precision == "float16"
-            chosen = dataclasses.replace(shape, floats=is_float, dynamic=not is_float)
-            batch = native_models.random_batch((5, 1, 9) if settings.rounds == 1 else (5, 70, 1, 9))
-            wanted = encoder_reference.run_encoder(native_models.random_model(chosen), batch)
-            runner = runner_of(native_models.packed_model(chosen), device)
-            found = runner.run(batch)
-            ratio = min(sqnr_db(found[each], wanted[each]) for each in found)
-            yield {"case": f"{name}, {precision}", "dB": ratio, "passed": ratio >= least}
-            if settings.rounds == 1:
-                return
+    settings, name, precision = case
+    is_float = precision == "float16"
+    chosen = dataclasses.replace(SHAPES[name], floats=is_float, dynamic=not is_float)
+    batch = native_models.random_batch((5, 70, 1, 9) if settings.is_gpu else (5, 1, 9))
+    wanted = encoder_reference.run_encoder(native_models.random_model(chosen), batch)
+    found = runner_of(native_models.packed_model(chosen), device_of(settings)).run(batch)
+    ratio = min(sqnr_db(found[each], wanted[each]) for each in found)
+    return {
+        "case": f"{name}, {precision}",
+        "dB": ratio,
+        "passed": ratio >= (55.0 if is_float else 30.0),
+    }
+
+
+def at_once(call: Callable[[Any], Any], cases: list[Any]) -> Iterator[Any]:
+    """Yield results in order, of forked processes, as most of the time is that of a compiler.
+
+    The GPU must not have been used before in this process.
+    """
+    context = multiprocessing.get_context("fork")
+    with context.Pool(min(8, os.cpu_count() or 1, len(cases))) as pool:
+        yield from pool.imap(call, cases)
 
 
 def bits(settings: Settings) -> Iterator[Row]:
@@ -245,7 +262,6 @@ def tiles(settings: Settings) -> Iterator[Row]:
     from qdqbert.engines.cuda.program import linear_launch
     from qdqbert.engines.cuda.tiles import Tile, tile_of
 
-    device = device_of(settings)
     candidates = [
         Tile(rows=rows, columns=columns, step=step, warps=warps, stages=stages)
         for rows, columns, step, warps, stages in (
@@ -257,6 +273,11 @@ def tiles(settings: Settings) -> Iterator[Row]:
             (256, 128, 128, 8, 3),
         )
     ][:: 1 if settings.is_gpu else 8]
+    # Triton keeps what it compiled.
+    pairs = [(settings, tile, activation) for tile in candidates for activation in ("gelu", None)]
+    for _ in at_once(compile_tile, pairs):
+        pass
+    device = device_of(settings)
     for tokens in settings.tokens:
         for name, columns, depth, activation in products_of(settings):
             layer, codes, scales, out = product_of(tokens, columns, depth, device)
@@ -267,13 +288,8 @@ def tiles(settings: Settings) -> Iterator[Row]:
                 launch = linear_launch(
                     layer, codes, out, count=count, scales=scales, tile=tile, activation=activation
                 )
-                try:
-                    launch()
-                except Exception as error:
-                    if "out of resource" not in str(error):
-                        raise
-                    continue
-                calls[tile] = launch
+                if fits(launch):
+                    calls[tile] = launch
             times = alternate(calls, settings)
             best = min(times, key=times.__getitem__)
             yield {
@@ -283,6 +299,32 @@ def tiles(settings: Settings) -> Iterator[Row]:
                 "own ms": times[own],
                 "T/s": 2 * tokens * columns * depth / times[best] / 1e9,
             }
+
+
+def compile_tile(case: tuple[Settings, Any, str | None]) -> None:
+    import torch
+
+    from qdqbert.engines.cuda.program import linear_launch
+
+    settings, tile, activation = case
+    layer, codes, scales, out = product_of(16, 64, 64, device_of(settings))
+    count = torch.tensor([16], dtype=torch.int32, device=codes.device)
+    fits(
+        linear_launch(
+            layer, codes, out, count=count, scales=scales, tile=tile, activation=activation
+        )
+    )
+
+
+def fits(launch: Callable[[], Any]) -> bool:
+    """Run a kernel. Returns whether the GPU has the shared memory for it."""
+    try:
+        launch()
+    except Exception as error:
+        if "out of resource" not in str(error):
+            raise
+        return False
+    return True
 
 
 def products(settings: Settings) -> Iterator[Row]:
