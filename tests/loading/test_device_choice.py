@@ -6,8 +6,10 @@ import logging
 
 import numpy as np
 import pytest
+import transformers
 
 import qdqbert
+from conftest import make_config, save_checkpoint
 from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.common.progress import Silent
 from qdqbert.engines.cuda.device import Device
@@ -92,6 +94,13 @@ def test_what_a_gpu_cannot_run_runs_on_the_cpu_and_says_so(
         (said,) = [each for each in caplog.records if "runs on the CPU" in each.getMessage()]
         assert reason in said.getMessage()
         assert said.levelname == level
+
+
+def test_scores_of_a_vocabulary_have_no_larger_batches_than_on_the_cpu(gpu, tmp_path) -> None:
+    kind, config = transformers.AutoModelForMaskedLM, make_config("bert", num_hidden_layers=1)
+    folder = save_checkpoint(tmp_path / "float", kind, config)
+    with qdqbert.load(folder, device="cuda", check=False) as model:
+        assert model._loaded.scheduler._schedule.plan.tokens == 1024
 
 
 def test_auto_without_a_gpu_is_the_cpu(checkpoints, caplog) -> None:

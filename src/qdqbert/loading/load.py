@@ -279,7 +279,9 @@ def open_graph(
     """
     graph = artifact.model_for(engine, target)
     _check_files(artifact, graph)
-    schedule = _SCHEDULES[engine if device is None else "cuda"]
+    # Scores of a vocabulary for all tokens of a batch of a GPU would be gigabytes.
+    is_wide = artifact.task == "fill-mask"
+    schedule = _SCHEDULES[engine if device is None or is_wide else "cuda"]
     if options.batch_invariant and not schedule.is_invariant:
         alone = BatchPlan(tokens=1, multiple=1)
         # The graph for many inputs runs single ones, too: another number of threads may round

@@ -176,6 +176,26 @@ def test_codes_of_rows_are_those_of_spread_channels(width, matrix) -> None:
     assert (codes[2] == 99).all()
 
 
+def test_channels_that_a_factor_takes_beyond_float16_have_codes() -> None:
+    # Ones and minus ones of a Hadamard matrix would make infinity minus infinity.
+    rows = tensor([[60000.0, -60000.0] * 32], torch.float16)
+    codes, scales = poisoned(1, 64, dtype=torch.int8), poisoned(1)
+    spread = spread_of(64, hadamard_of(64), CPU)
+    kernels.quantize[(1,)](
+        count_of(1),
+        rows,
+        torch.full((64,), 2.0),
+        spread.matrix,
+        codes,
+        scales,
+        width=64,
+        stride=64,
+        **spread.constants,
+    )
+    assert scales.isfinite().all()
+    assert sorted(codes.abs().unique().tolist()) == [0, 127]
+
+
 def normed(x: NDArray[Any], weight: Any, bias: Any, epsilon: float, *, centers: bool) -> Any:
     x = x - x.mean(axis=1, keepdims=True) * centers
     return x / np.sqrt((x**2).mean(axis=1, keepdims=True) + epsilon) * weight + bias

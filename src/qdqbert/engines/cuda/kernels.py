@@ -42,10 +42,16 @@ def activate(x, name: tl.constexpr):
 
 
 @triton.jit
+def as_half(x):
+    """Return float32 as float16, which takes its largest value instead of infinity."""
+    return tl.minimum(tl.maximum(x, -_LARGEST_HALF), _LARGEST_HALF).to(tl.float16)
+
+
+@triton.jit
 def store(place, x, mask):
-    """Write float32 as the dtype of a tensor. Float16 takes its largest value, not infinity."""
+    """Write float32 as the dtype of a tensor."""
     if place.dtype.element_ty == tl.float16:
-        x = tl.minimum(tl.maximum(x, -_LARGEST_HALF), _LARGEST_HALF)
+        x = as_half(x)
     tl.store(place, x.to(place.dtype.element_ty), mask=mask)
 
 
@@ -91,7 +97,7 @@ def store_codes(
         if spread:
             side = tl.arange(0, size)
             hadamard = tl.load(matrix + side[:, None] * size + side[None, :])
-            x = tl.dot(x.to(tl.float16), hadamard, out_dtype=tl.float32)
+            x = tl.dot(as_half(x), hadamard, out_dtype=tl.float32)
         amax = tl.maximum(tl.max(tl.max(tl.abs(tl.where(exists, x, 0.0)), 1), 0), _SMALLEST)
         tl.store(scale, amax * (1.0 / _LARGEST_CODE))
         x = x * (_LARGEST_CODE / amax)
