@@ -279,6 +279,19 @@ def test_labels_that_leave_no_room_are_refused(model) -> None:
         model("a text", labels)
 
 
+def test_words_without_tokens_do_not_move_the_entities_after_them(tmp_path) -> None:
+    # gliner counts the words that have tokens, so that it gives "cat" the place of the space.
+    folder = save_gliner(tmp_path / "model", num_rnn_layers=0)
+    text, options = "the \u200b cat", {"threshold": 0.0, "multi_label": True, "flat_ner": False}
+    with qdqbert.load(folder, precision="float", check=False) as model:
+        with_space, without = (
+            {each["text"]: each["score"] for each in model(every, "city", **options)}
+            for every in (text, "the cat")
+        )
+    for word in ("the", "cat"):
+        assert with_space[word] == pytest.approx(without[word], abs=1e-5)
+
+
 def test_very_many_labels_are_refused_in_the_time_of_their_tokens(model) -> None:
     # Looking each mark up among all tokens would take minutes.
     labels = [f"k{index}" for index in range(50_000)]
