@@ -25,6 +25,7 @@ from qdqbert.encoders.checkpoint.sentence_files import file_finder, text_reader
 from qdqbert.encoders.checkpoint.text_heads import read_span_head
 from qdqbert.engines.native.storage import load_packed
 from qdqbert.runtime.inputs import listed_labels
+from qdqbert.runtime.options import AnswerOptions
 from qdqbert.tasks.extraction import Words
 from spm_models import write_spm
 
@@ -486,6 +487,8 @@ def test_rows_get_the_entities_of_the_model(folder, model, tmp_path) -> None:
     assert all(same(row["entities"], each) for row, each in zip(rows, expected, strict=True))
     with pytest.raises(qdqbert.UserInputError, match="`labels` is missing"):
         qdqbert.run(folder, source, tmp_path / "other.jsonl")
+    with pytest.raises(qdqbert.UserInputError, match="`labels` has to be labels"):
+        model.rows.job(model, AnswerOptions(labels=("city", "")))
 
 
 def test_quantize_compares_entities_and_probabilities(folder, model, tmp_path) -> None:

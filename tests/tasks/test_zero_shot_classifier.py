@@ -12,6 +12,7 @@ import transformers
 import qdqbert
 from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.checkpoint.load import load_checkpoint
+from qdqbert.runtime.options import AnswerOptions
 
 HEAD = transformers.AutoModelForSequenceClassification
 TASK = "zero-shot-classification"
@@ -146,6 +147,11 @@ def test_the_model_says_what_scores_a_label(model) -> None:
 def test_wrong_options_are_refused(model, labels, options, message) -> None:
     with pytest.raises(UserInputError, match=message):
         model(TEXTS, labels, **options)
+
+
+def test_labels_of_rows_are_refused_by_their_name_there(model) -> None:
+    with pytest.raises(UserInputError, match="`labels` has 'a' twice"):
+        model.rows.job(model, AnswerOptions(labels=("a", "a")))
 
 
 def test_texts_have_to_be_texts(model) -> None:

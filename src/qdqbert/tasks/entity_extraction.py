@@ -20,7 +20,13 @@ from qdqbert.encoders.checkpoint.sentence_files import file_finder, text_reader
 from qdqbert.encoders.checkpoint.text_heads import read_span_head
 from qdqbert.encoders.model import Floats
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import check_whole, described, is_text, listed_texts
+from qdqbert.runtime.inputs import (
+    check_whole,
+    described,
+    is_text,
+    listed_labels,
+    listed_texts,
+)
 from qdqbert.runtime.model import Loaded, Model
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import TaskRoute
@@ -84,7 +90,7 @@ _FIELDS: tuple[tuple[str, Kind], ...] = (
 
 def _row_job(model: EntityExtractor, options: AnswerOptions) -> Extract:
     return model.job(
-        labels=options.labels,
+        labels=listed_labels(dict.fromkeys(options.labels), "labels"),
         threshold=THRESHOLD if options.threshold is None else options.threshold,
         flat_ner=options.flat_ner,
         multi_label=options.multi_label,

@@ -20,7 +20,7 @@ from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.task_kinds import Entailment, entailment_of
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import check_text, described, is_text
+from qdqbert.runtime.inputs import check_text, described, is_text, listed_labels
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import LABEL, SCORE, RowFormat, is_one
@@ -240,7 +240,7 @@ LABELED_ROWS = RowFormat(
     needs=("labels",),
     columns=_columns,
     job=lambda model, options: model.zero_shot_job(
-        candidate_labels=options.labels,
+        candidate_labels=listed_labels(options.labels, "labels"),
         multi_label=bool(options.multi_label),
         hypothesis_template=options.hypothesis_template,
         entailment_label=options.entailment_label,
