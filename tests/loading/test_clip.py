@@ -210,6 +210,6 @@ def test_the_older_field_of_a_whole_config_counts_first(tmp_path) -> None:
 def test_a_tower_is_not_quantized_with_data(tmp_path) -> None:
     save(tmp_path / "model", "CLIPTextModelWithProjection")
     with pytest.raises(
-        (CheckpointError, UserInputError), match=r"does not support .*clip_text_model"
+        (CheckpointError, UserInputError), match=r"do not support .*clip_text_model"
     ):
         qdqbert.quantize(tmp_path / "model", tmp_path / "out", targets=("native",))

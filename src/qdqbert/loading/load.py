@@ -20,7 +20,7 @@ from qdqbert.common.options.functions import taking
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER
 from qdqbert.encoders.peft import ADAPTER_CONFIG
-from qdqbert.encoders.task_kinds import has_other_use, names_entailment
+from qdqbert.encoders.task_kinds import TASK_KINDS, has_other_use, names_entailment
 from qdqbert.engines.cuda.device import Device, open_on
 from qdqbert.engines.index_limits import index_limits
 from qdqbert.engines.native.storage import load_packed
@@ -280,7 +280,8 @@ def open_graph(
     graph = artifact.model_for(engine, target)
     _check_files(artifact, graph)
     # Scores of a vocabulary for all tokens of a batch of a GPU would be gigabytes.
-    is_wide = artifact.task == "fill-mask"
+    kind = TASK_KINDS[artifact.task]
+    is_wide = kind.predicts_words and kind.of_tokens
     schedule = _SCHEDULES[engine if device is None or is_wide else "cuda"]
     if options.batch_invariant and not schedule.is_invariant:
         alone = BatchPlan(tokens=1, multiple=1)
