@@ -86,7 +86,7 @@ def test_descriptions_are_read_next_to_labels(folder, model) -> None:
     found = model(TEXTS[0], said, threshold=threshold)
     assert same(found, chosen(spans, threshold))
     assert in_order(found) != in_order(model(TEXTS[0], list(said), threshold=threshold))
-    # Labels that share one are told apart by their names.
+    # Labels may have the same description.
     assert model(TEXTS[0], dict.fromkeys(said, "a town"), threshold=0.3)
 
 

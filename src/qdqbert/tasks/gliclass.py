@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.common.errors import CheckpointError, UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.gliclass import (
@@ -26,11 +26,15 @@ from qdqbert.runtime.inputs import check_text
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tasks.decisions import Question, texts_of
-from qdqbert.tasks.hypotheses import LabelLogits, ReadsLabels
+from qdqbert.tasks.hypotheses import LabelLogits, ReadsLabels, joint_logits
 from qdqbert.tasks.label_scores import LabelScorer
 from qdqbert.tasks.takes_labels import refuse
-from qdqbert.tasks.task import Features, Outcome, Prediction, Task, Tokenization
-from qdqbert.tasks.zero_shot_classification import SAMPLE_LABELS, ZeroShotClassifier, label_task
+from qdqbert.tasks.task import Features, Prediction, Task, Tokenization
+from qdqbert.tasks.zero_shot_classification import (
+    SAMPLE_LABELS,
+    ZeroShotClassifier,
+    joint_label_task,
+)
 
 _STATES = "last_hidden_state"
 
@@ -110,7 +114,7 @@ class ReadTogether:
 
     def logits(self, _: EncodedItem, values: Sequence[NDArray[np.float32]], /) -> LabelLogits:
         """Return the logits, which are those of each label alone, too."""
-        return LabelLogits(values[0], values[0], scores_one_alone=False)
+        return joint_logits(values[0])
 
 
 class JointClassifier(ZeroShotClassifier):
@@ -176,15 +180,6 @@ class _Place:
     count: int
 
 
-def _unbound(examples: Sequence[Any], how: Tokenization) -> Features:
-    """Refuse examples for a model without the layers after the encoder."""
-    del examples, how
-    raise CheckpointError(
-        "The model has no layers of gliclass. Pass the folder of the checkpoint, or one that "
-        "`quantize` made of it."
-    )
-
-
 def _encode(scorer: LabelScorer, examples: Sequence[Any], how: Tokenization) -> Features:
     """Make a feature of each text with all of its labels."""
     tokenizer = how.tokenizer.cutting(how.max_length)
@@ -213,15 +208,5 @@ def _predictions(results: Results) -> list[Prediction]:
     ]
 
 
-def _logits(outcome: Outcome) -> list[LabelLogits]:
-    return [LabelLogits(each, each, scores_one_alone=False) for each in outcome.predictions]
-
-
-GLICLASS = dataclasses.replace(
-    label_task(_logits),
-    encode=_unbound,
-    predictions=_predictions,
-    model=JointClassifier,
-    settings=("decision_temperature",),
-)
+GLICLASS = joint_label_task("gliclass", JointClassifier, _predictions)
 """Zero-shot classification by checkpoints of gliclass."""

@@ -42,12 +42,16 @@ from qdqbert.tasks.entity_extraction import (
 )
 from qdqbert.tasks.extraction import STATES, WindowReader, Words
 from qdqbert.tasks.gliner2_scores import class_scores
-from qdqbert.tasks.hypotheses import LABELED_ROWS, LabelLogits, ReadsLabels
+from qdqbert.tasks.hypotheses import LABELED_ROWS, LabelLogits, ReadsLabels, joint_logits
 from qdqbert.tasks.span_layers import Tensors
 from qdqbert.tasks.structures import Fill, Instance, read_structures
 from qdqbert.tasks.takes_labels import TakesLabels, refuse
-from qdqbert.tasks.task import Features, Outcome, Prediction, Task, Tokenization
-from qdqbert.tasks.zero_shot_classification import SAMPLE_LABELS, ZeroShotClassifier, label_task
+from qdqbert.tasks.task import Features, Prediction, Task, Tokenization
+from qdqbert.tasks.zero_shot_classification import (
+    SAMPLE_LABELS,
+    ZeroShotClassifier,
+    joint_label_task,
+)
 
 Structures = Mapping[str, Sequence[str | Mapping[str, Any]]]
 """Fields of structures by their names."""
@@ -120,7 +124,7 @@ class ReadSchemas:
 
     def logits(self, _: EncodedItem, values: Sequence[NDArray[np.float32]], /) -> LabelLogits:
         """Return the logits, which are those of each label alone, too."""
-        return LabelLogits(values[0], values[0], scores_one_alone=False)
+        return joint_logits(values[0])
 
 
 class _ReadsSchemas(TakesLabels):
@@ -307,15 +311,6 @@ def schema_task(head: Gliner2Head, tensors: Tensors) -> Task:
     return dataclasses.replace(GLINER2_LABELS, encode=encode)
 
 
-def _unbound(examples: Sequence[Any], how: Tokenization) -> Features:
-    """Refuse examples for a model without the layers after the encoder."""
-    del examples, how
-    raise CheckpointError(
-        "The model has no layers of gliner2. Pass the folder of the checkpoint, or one that "
-        "`quantize` made of it."
-    )
-
-
 def _encode(
     head: Gliner2Head,
     score: Callable[[Floats], Floats],
@@ -352,15 +347,5 @@ def _predictions(results: Results) -> list[Prediction]:
     return [reader.score(states[reader.labels]) for states, reader in pairs]
 
 
-def _logits(outcome: Outcome) -> list[LabelLogits]:
-    return [LabelLogits(each, each, scores_one_alone=False) for each in outcome.predictions]
-
-
-GLINER2_LABELS = dataclasses.replace(
-    label_task(_logits),
-    encode=_unbound,
-    predictions=_predictions,
-    model=SchemaClassifier,
-    settings=("decision_temperature",),
-)
+GLINER2_LABELS = joint_label_task("gliner2", SchemaClassifier, _predictions)
 """Zero-shot classification by checkpoints of gliner2."""

@@ -110,6 +110,11 @@ class Hypotheses:
         return label_logits(np.stack(values), self.entailment)
 
 
+def joint_logits(logits: NDArray[Any]) -> LabelLogits:
+    """Return what a model that reads all labels together says, from its logits `(labels,)`."""
+    return LabelLogits(logits, logits, scores_one_alone=False)
+
+
 def label_logits(logits: NDArray[Any], entailment: Entailment) -> LabelLogits:
     """Return what a model says about labels, from its logits `(labels, classes)`."""
     own = logits[:, entailment.own]

@@ -14,13 +14,14 @@ from typing import Any, TypedDict, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.common.errors import DataFileError
+from qdqbert.common.errors import CheckpointError, DataFileError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.common.objects import Rows as GivenRows
 from qdqbert.data.rows.columns import is_number
 from qdqbert.data.rows.data import Columns, Dataset, Example, read_dataset
 from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.encoders.task_kinds import Entailment, TaskSettings, entailment_of
+from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_whole, listed
 from qdqbert.runtime.model import Loaded, Model
 from qdqbert.runtime.routes import TaskRoute
@@ -36,6 +37,7 @@ from qdqbert.tasks.hypotheses import (
     LabelScores,
     found_entailment,
     hypotheses,
+    joint_logits,
     label_logits,
 )
 from qdqbert.tasks.logits import extreme_classes, logit_predictions, score_of_pairs
@@ -46,6 +48,7 @@ from qdqbert.tasks.task import (
     Decisions,
     Features,
     Outcome,
+    Prediction,
     Rows,
     Score,
     Task,
@@ -372,6 +375,42 @@ def label_task(read: ReadLogits) -> Task:
         settings=("hypothesis_template", "entailment_label", "decision_temperature"),
         fit=functools.partial(_fit, read),
     )
+
+
+def joint_label_task(
+    package: str,
+    model: type[ZeroShotClassifier],
+    predictions: Callable[[Results], list[Prediction]],
+) -> Task:
+    """Return the task of models that read all labels of a text together.
+
+    It refuses examples: `encode` has to be replaced when the layers after the encoder are known.
+
+    Args:
+        package: The package whose layers they are.
+        model: The class that `load` returns.
+        predictions: Returns the logits of the labels of each text, `(labels,)`.
+    """
+    return dataclasses.replace(
+        label_task(_joint_logits),
+        encode=functools.partial(_without_layers, package),
+        predictions=predictions,
+        model=model,
+        settings=("decision_temperature",),
+    )
+
+
+def _without_layers(package: str, examples: Sequence[Any], how: Tokenization) -> Features:
+    """Refuse examples for a model without the layers after the encoder."""
+    del examples, how
+    raise CheckpointError(
+        f"The model has no layers of {package}. Pass the folder of the checkpoint, or one that "
+        "`quantize` made of it."
+    )
+
+
+def _joint_logits(outcome: Outcome) -> list[LabelLogits]:
+    return [joint_logits(each) for each in outcome.predictions]
 
 
 ZERO_SHOT_CLASSIFICATION = label_task(_logits)
