@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -217,9 +218,14 @@ def test_closing_answers_what_waits_and_refuses_what_comes_later(model) -> None:
     assert [answers[0].answer for answers in asyncio.run(main())] == [5, 3, 3]
 
 
-def test_batches_are_observed() -> None:
+def test_a_batch_is_observed_before_its_requests_have_their_answers() -> None:
     seen: list[tuple[int, int, int]] = []
-    batcher = Batcher(FakeModel(), max_queued=10, observe=lambda *numbers: seen.append(numbers))
+
+    def observe(*numbers: int) -> None:
+        time.sleep(0.05)
+        seen.append(numbers)
+
+    batcher = Batcher(FakeModel(), max_queued=10, observe=observe)
     asyncio.run(run(batcher, "ab", "c", "bad2"))
-    batcher.close()
     assert seen == [(1, 3, 7)]
+    batcher.close()

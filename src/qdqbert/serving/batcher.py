@@ -128,8 +128,8 @@ class Batcher:
     ) -> None:
         """Start nothing yet: the first request of a process starts the threads.
 
-        `observe` is called in a thread after each batch, with its numbers of requests, inputs and
-        tokens. `close` does not close the model.
+        `observe` is called in a thread after each batch, before its requests have their answers, with
+        its numbers of requests, inputs and tokens. `close` does not close the model.
         """
         self._model = model
         self._max_queued = max_queued
@@ -300,10 +300,11 @@ class Batcher:
                 return
             _finish([(requests[0], error)])
             return
-        rest = iter(answers)
-        _finish([(each, list(itertools.islice(rest, len(each.items)))) for each in requests])
+        # Whoever has an answer finds it counted.
         tokens = sum(each.tokens for each in answers if isinstance(each, Answered))
         self._observe(len(requests), len(items), tokens)
+        rest = iter(answers)
+        _finish([(each, list(itertools.islice(rest, len(each.items)))) for each in requests])
 
 
 def _parts(items: Sequence[Any], most: int) -> Iterator[tuple[list[Any], int]]:
