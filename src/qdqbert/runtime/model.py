@@ -94,9 +94,11 @@ class Model:
 
     Attributes:
         reads_windows: Whether inputs longer than the limit are read whole, in windows.
+        pairs_labels: Whether a text is run with each label of a call by itself.
     """
 
     reads_windows: ClassVar[bool] = False
+    pairs_labels: ClassVar[bool] = False
     # Columns that the model reads from rows, and adds to them.
     rows: ClassVar[RowFormat]
 

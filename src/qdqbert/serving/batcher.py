@@ -128,8 +128,8 @@ class Batcher:
     ) -> None:
         """Start nothing yet: the first request of a process starts the threads.
 
-        `observe` is called in a thread after each batch, before its requests have their answers, with
-        its numbers of requests, inputs and tokens. `close` does not close the model.
+        `observe` is called in a thread after each batch, before its requests have their answers,
+        with its numbers of requests, inputs and tokens. `close` does not close the model.
         """
         self._model = model
         self._max_queued = max_queued

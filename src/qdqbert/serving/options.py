@@ -31,8 +31,9 @@ class ServerOptions(EngineChoice):
         allow_origin: Origin whose pages may use the server from a browser, such as
             "https://example.org"; "*" for all. By default none.
         max_body: Largest body of a request in bytes. A larger body gets status 413.
-        max_texts: Largest number of inputs in a request, and of labels that it names. A request
-            with more gets status 413.
+        max_texts: Largest number of inputs in a request, and of labels that it names. A text that
+            is run with each of its labels or choices counts as often. A request with more gets
+            status 413.
         max_queued: Largest number of inputs that wait for a model. While more are waiting, requests
             get status 429, with the time to wait.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NotRequired
 
 import numpy as np
@@ -23,7 +23,7 @@ from qdqbert.tasks.embedder import Embedder
 # At most, around a text.
 _SPECIAL_TOKENS = 4
 # Options with labels of a request.
-_LABELS = ("labels", "candidate_labels", "questions")
+_LABELS = ("labels", "candidate_labels")
 
 
 class ServedInfo(TypedDict):
@@ -139,8 +139,8 @@ class Served:
         Raises:
             BadRequestError: The inputs or options cannot be used, or too many inputs wait.
         """
-        self.check_count(items)
-        self._check_labels(options)
+        labels = self._check_labels(options)
+        self.check_count(items, labels if self.model.pairs_labels else 1)
         self._check_sizes(items)
 
         def job() -> Job[Any, Any]:
@@ -169,19 +169,24 @@ class Served:
             self.count_truncated(answers.truncated)
         return answers
 
-    def check_count(self, items: Sequence[Any]) -> None:
-        """Refuse more inputs than a request may have."""
-        most = self.limits.max_texts
-        if len(items) > most:
-            raise BadRequestError(f"A request may have {most} inputs, got {len(items)}.", 413)
+    def check_count(self, items: Sequence[Any], labels: int = 1) -> None:
+        """Refuse more inputs than a request may have, if each is run with a number of labels.
 
-    def _check_labels(self, options: Mapping[str, Any]) -> None:
-        """Refuse more labels than inputs: models read each of them, some with each input."""
+        So is each of the choices of an input.
+        """
         most = self.limits.max_texts
-        given = [options.get(name, ()) for name in _LABELS]
-        count = sum(_leaves(each.split(",") if isinstance(each, str) else each) for each in given)
+        count = sum(map(_choices, items)) * max(labels, 1)
+        if count > most:
+            several = " A text with each of its labels or choices is one." * (count > len(items))
+            raise BadRequestError(f"A request may have {most} inputs, got {count}.{several}", 413)
+
+    def _check_labels(self, options: Mapping[str, Any]) -> int:
+        """Return the number of labels; refuse more than inputs, as models read each of them."""
+        most = self.limits.max_texts
+        count = sum(map(_leaves, _labels(options)))
         if count > most:
             raise BadRequestError(f"A request may have {most} labels, got {count}.", 413)
+        return count
 
     def _check_sizes(self, items: Sequence[Any]) -> None:
         """Refuse texts that a model would read whole, in more windows than a request may have."""
@@ -207,6 +212,20 @@ class Served:
                 f"{tokens}. Send fewer at a time.",
                 413,
             )
+
+
+def _choices(item: Any) -> int:
+    """Return the number of choices of an input; 1 for an input without."""
+    values = item.values() if isinstance(item, Mapping) else ()
+    return max((len(each) for each in values if isinstance(each, list)), default=1)
+
+
+def _labels(options: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield what a request says about labels: lists and objects of them."""
+    for each in (options.get(name) for name in _LABELS):
+        yield each.split(",") if isinstance(each, str) else each or ()
+    for question in (options.get("questions") or {}).values():
+        yield question.get("criteria", ())
 
 
 def _leaves(value: Any) -> int:

@@ -120,6 +120,8 @@ class ReadTogether:
 class JointClassifier(ZeroShotClassifier):
     """Chooses among labels that a call names, of which all are read at once with a text."""
 
+    pairs_labels = False
+
     def __init__(self, loaded: Loaded) -> None:
         """Read the layers after the encoder.
 

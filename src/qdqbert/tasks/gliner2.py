@@ -130,6 +130,8 @@ class ReadSchemas:
 class _ReadsSchemas(TakesLabels):
     """A model that reads labels of a call as gliner2 does."""
 
+    pairs_labels = False
+
     def __init__(self, loaded: Loaded) -> None:
         """Read the layers after the encoder.
 

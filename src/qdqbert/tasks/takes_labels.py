@@ -40,6 +40,8 @@ def refuse(why: str, name: str, **values: str | None) -> None:
 class TakesLabels(Model):
     """A model that chooses among labels of a call, or one of a kind that may do so."""
 
+    pairs_labels = True
+
     @property
     def takes_labels(self) -> bool:
         """Whether it can be asked: a class is called entailment, or classes have no names."""
