@@ -463,6 +463,16 @@ def test_the_model_that_an_older_checkpoint_names_has_its_config_and_tokenizer(
     assert found.tokenizer(TEXTS)["input_ids"] == known.tokenizer(TEXTS)["input_ids"]
 
 
+def test_a_config_of_another_width_is_named_with_its_own_place(tmp_path) -> None:
+    config, tokenizer = save_base(tmp_path / "base", "tokenizer.json")
+    folder = save_gliner(tmp_path / "model", config=config, tokenizer=tokenizer)
+    older = as_older_versions(folder, tmp_path / "base")
+    config.hidden_size *= 2
+    config.save_pretrained(tmp_path / "base")
+    with pytest.raises(qdqbert.CheckpointError, match=r"but .*/base/config\.json describes \("):
+        qdqbert.load(older)
+
+
 def test_a_tokenizer_next_to_an_older_checkpoint_comes_before_the_models(tmp_path) -> None:
     base = tmp_path / "base"
     config, _ = save_base(base, "spm.model")

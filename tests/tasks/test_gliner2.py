@@ -448,11 +448,11 @@ def distinct(texts: list[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("structures", "message"),
     [
-        ({}, "have to be lists of fields by name, got dict"),
-        (["a"], "have to be lists of fields by name, got list"),
+        ({}, "`structures`: expected lists of fields by name, got dict"),
+        (["a"], "`structures`: expected lists of fields by name, got list"),
         ({"a": "b"}, "'a' has to be a list of fields, got str 'b'"),
         ({"a": []}, "'a' has to be a list of fields"),
-        ({" ": ["b"]}, "need texts as names"),
+        ({" ": ["b"]}, "names have to be texts, got str"),
         ({"a": ["b", "b::str"]}, "'a' has a field twice"),
         ({"a": [3]}, "a field of 'a' is int 3"),
         ({"a": ["::str"]}, "a field of 'a' has no name"),

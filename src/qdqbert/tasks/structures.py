@@ -90,11 +90,11 @@ def read_structures(given: Any) -> list[Structure]:
         UserInputError: There is none, or one is not as described.
     """
     if not isinstance(given, Mapping) or not given:
-        raise _refused(f"have to be lists of fields by name, got {described(given)}")
+        raise _refused(f"expected lists of fields by name, got {described(given)}")
     found = []
     for name, fields in given.items():
         if not is_text(name) or not name.strip():
-            raise _refused(f"need texts as names, got {described(name)}")
+            raise _refused(f"names have to be texts, got {described(name)}")
         if not isinstance(fields, Sequence) or isinstance(fields, str) or not fields:
             raise _refused(f"{name!r} has to be a list of fields, got {described(fields)}")
         made = tuple(_field(each, name) for each in fields)
@@ -144,8 +144,8 @@ def _parsed(text: str) -> dict[str, Any]:
 
 def _refused(reason: str) -> UserInputError:
     return UserInputError(
-        f"`structures` {reason}. Expected, for example, {{'order': ['item', 'size::[small|large]', "
-        "'number::str::how many']}.",
+        f"`structures`: {reason}. Expected, for example, "
+        "{'order': ['item', 'size::[small|large]', 'number::str::how many']}.",
         argument="structures",
     )
 

@@ -58,6 +58,8 @@ def read_sentencepiece(path: Path, settings: Mapping[str, Any]) -> tokenizers.To
         raise CheckpointError(f"Cannot read {str(path)!r}: {error.strerror}.") from error
     try:
         return _tokenizer(data, settings, path)
+    except CheckpointError:
+        raise
     except (ValueError, struct.error) as error:
         raise CheckpointError(
             f"{str(path)!r} is damaged: {error}. Download or copy the checkpoint again."
@@ -75,6 +77,8 @@ def _tokenizer(data: bytes, settings: Mapping[str, Any], path: Path) -> tokenize
             trainer = dict(fields_of(value))
         elif field == _NORMALIZER:
             normalizer = dict(fields_of(value))
+    if not pieces:
+        raise ValueError("it has no pieces of words")
     kind = trainer.get(_MODEL, _UNIGRAM)
     if kind != _UNIGRAM:
         raise CheckpointError(

@@ -19,7 +19,12 @@ import tokenizers
 from qdqbert.common.errors import CheckpointError
 from qdqbert.common.file_names import CONFIG
 from qdqbert.common.json_files import Fields
-from qdqbert.encoders.checkpoint.own_layers import OwnLayers, found_weights
+from qdqbert.encoders.checkpoint.own_layers import (
+    OwnLayers,
+    count_or_none,
+    found_weights,
+    whole_numbers,
+)
 from qdqbert.encoders.checkpoint.sentence_files import FindFile
 from qdqbert.encoders.model import Floats
 from qdqbert.encoders.task_kinds import TaskName
@@ -145,7 +150,8 @@ def label_head(values: Mapping[str, Any]) -> LabelHead:
     Raises:
         CheckpointError: A setting has a wrong value, or asks for layers that are not computed.
     """
-    given = {name: value for name, value in values.items() if value is not None}
+    kept = {name: value for name, value in values.items() if value is not None}
+    given = whole_numbers(kept)
     fields = Fields(given, lambda reason: CheckpointError(f"{CONFIG} of gliclass: {reason}"))
     kind = given.get("architecture_type", "uni-encoder")
     if kind != "uni-encoder":
@@ -181,10 +187,10 @@ def label_head(values: Mapping[str, Any]) -> LabelHead:
             "`pooling_strategy='pass'` keeps all states."
         )
     starts_at_text = truth("extract_text_features", False)
-    size = _count(given.get("vocab_size")) or 0
+    size = count_or_none(given.get("vocab_size")) or 0
 
     def index(name: str, after: int) -> int:
-        found = _count(given.get(name))
+        found = count_or_none(given.get(name))
         return size + after if found is None else found
 
     number = fields.number("calibrator_beta_max", 0) if fields.has("calibrator_beta_max") else 3.0
@@ -205,11 +211,6 @@ def label_head(values: Mapping[str, Any]) -> LabelHead:
         label_id=index("class_token_index", 0),
         sep_id=index("text_token_index", 1),
     )
-
-
-def _count(value: object) -> int | None:
-    """Return a number of tokens or an id; `None` for -1, which stands for none."""
-    return value if type(value) is int and value >= 0 else None
 
 
 def encoder_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,7 +234,7 @@ def encoder_values(values: Mapping[str, Any]) -> dict[str, Any]:
             "checkpoint with an encoder, such as DeBERTa or ModernBERT."
         )
     # gliclass adds tokens to the table, and says so here.
-    if size := _count(values.get("vocab_size")):
+    if size := count_or_none(values.get("vocab_size")):
         found["vocab_size"] = size
     kept = {name: each for name, each in values.items() if name != "encoder_config"}
     return {**found, GLICLASS: kept}

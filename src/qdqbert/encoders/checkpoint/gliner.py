@@ -18,8 +18,15 @@ from typing import Any, ClassVar, Literal, get_args
 import tokenizers
 
 from qdqbert.common.errors import CheckpointError
-from qdqbert.common.json_files import Fields, parse_object
-from qdqbert.encoders.checkpoint.own_layers import PromptWords, SpanHead, SubtokenPooling
+from qdqbert.common.file_names import CONFIG
+from qdqbert.common.json_files import Fields, damaged, parse_object
+from qdqbert.encoders.checkpoint.own_layers import (
+    PromptWords,
+    SpanHead,
+    SubtokenPooling,
+    count_or_none,
+    whole_numbers,
+)
 from qdqbert.encoders.checkpoint.sentence_files import ReadFile
 
 GLINER_CONFIG = "gliner_config.json"
@@ -116,15 +123,23 @@ class GlinerHead(SpanHead):
         size = None if self.has_labels_encoder else vocab_size
         return super().encoder_values(base, vocab_size=size)
 
+    def config_place(
+        self, name: str, *, field: str = "encoder_config", base: str = "model_name"
+    ) -> str:
+        """Return the file with the config of an encoder: of the model that is named without it."""
+        values = parse_object(self.files[self.file], self.file)
+        has_config = isinstance(values.get(field), Mapping)
+        return super().config_place(name) if has_config else f"{values.get(base)}/{CONFIG}"
+
     def labels_encoder_values(self, base: Mapping[str, Any]) -> dict[str, Any]:
         """Return the config of the encoder of labels; `base` is that of the model that is named."""
         values = parse_object(self.files[self.file], self.file)
         given = values.get("labels_encoder_config")
         if isinstance(given, Mapping):
             return {"model_type": "deberta-v2", **given}
-        size = values.get("vocab_size")
         # gliner gives both encoders this size.
-        return {**base, **({"vocab_size": size} if type(size) is int and size > 0 else {})}
+        size = count_or_none(values.get("vocab_size"))
+        return {**base, **({"vocab_size": size} if size else {})}
 
     def prepare_tokenizer_(self, backend: tokenizers.Tokenizer) -> None:
         """Add the tokens around labels to a tokenizer, as gliner adds them, if it lacks them.
@@ -154,7 +169,8 @@ def read_gliner_head(read: ReadFile) -> GlinerHead | None:
     text = read(GLINER_CONFIG)
     if text is None:
         return None
-    fields = Fields.of_text(text, GLINER_CONFIG)
+    known = whole_numbers(parse_object(text, GLINER_CONFIG))
+    fields = Fields(known, lambda reason: damaged(GLINER_CONFIG, reason))
     if fields.values.get("model_type") == "gliner_streaming_span":
         raise _not_computed("model_type", fields, "a text that is read as it comes")
     for name, what in _MISSING.items():
@@ -179,11 +195,10 @@ def read_gliner_head(read: ReadFile) -> GlinerHead | None:
     pooling = fields.values.get("subtoken_pooling", "first")
     if pooling not in get_args(SubtokenPooling):
         raise fields.refuse("subtoken_pooling", pooling, ", ".join(get_args(SubtokenPooling)))
-    index = fields.values.get("class_token_index")
     has_labels_encoder = bool(fields.values.get("labels_encoder"))
     layers = fields.integer("num_rnn_layers", -1, 16) if fields.has("num_rnn_layers") else 1
     return GlinerHead(
-        ent_id=index if type(index) is int and index >= 0 else None,
+        ent_id=count_or_none(fields.values.get("class_token_index")),
         span_mode=mode,  # type: ignore[arg-type]
         max_width=fields.integer("max_width") if fields.has("max_width") else 12,
         max_words=fields.integer("max_len") if fields.has("max_len") else 384,

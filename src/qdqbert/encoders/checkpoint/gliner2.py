@@ -34,6 +34,7 @@ from qdqbert.encoders.checkpoint.own_layers import (
     SpanHead,
     SubtokenPooling,
     found_weights,
+    whole_numbers,
 )
 from qdqbert.encoders.checkpoint.sentence_files import FindFile, ReadFile
 from qdqbert.encoders.left_out import refuse_adapter
@@ -240,7 +241,7 @@ def read_gliner2_head(read: ReadFile) -> Gliner2Head | None:
                 f"is. {Gliner2Head.save_again()}"
             )
         text = json.dumps(values, indent=2)
-    given = parse_object(text, GLINER2_CONFIG)
+    given = whole_numbers(parse_object(text, GLINER2_CONFIG))
     known = {name: value for name, value in given.items() if value is not None}
     fields = Fields(known, lambda reason: CheckpointError(f"{CONFIG} of gliner2: {reason}"))
     version = fields.values.get("architecture_version", 1)

@@ -52,6 +52,19 @@ class OwnLayers(Layout):
         return tensors_below(weights, self.body)
 
 
+def whole_numbers(value: Any) -> Any:
+    """Return settings of a package with 24 for 24.0, which the packages take, too."""
+    if isinstance(value, Mapping):
+        return {name: whole_numbers(each) for name, each in value.items()}
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+def count_or_none(value: object) -> int | None:
+    """Return a number of tokens or an id; `None` for -1 and others, which stand for none."""
+    found = whole_numbers(value)
+    return found if type(found) is int and found >= 0 else None
+
+
 def tensors_below(weights: Weights, prefix: str) -> Weights:
     """Return the tensors whose names begin with a prefix, without it."""
     names = (name for name in weights if name.startswith(prefix))
@@ -155,12 +168,15 @@ class SpanHead(OwnLayers):
         own = given if isinstance(given, Mapping) else base or {}
         found = {"model_type": "deberta-v2", **own}
         # gliner adds tokens to the table, and says so here.
-        size = values.get("vocab_size")
-        if type(size) is int and size > 0:
+        if size := count_or_none(values.get("vocab_size")):
             found["vocab_size"] = size
         elif vocab_size is not None:
             found["vocab_size"] = vocab_size
         return reading(found, _LONGEST)
+
+    def config_place(self, name: str) -> str:
+        """Return the file with the config of the encoder, of a checkpoint, for messages."""
+        return f"{name}/{self.file}"
 
     @classmethod
     def save_again(cls) -> str:

@@ -185,8 +185,9 @@ def read_checkpoint(
     layout = layout or generator_head(files, values.get("architectures"), task, name)
     if isinstance(layout, ScoreHead):
         values["num_labels"] = layout.outputs
-    file = layout.file if isinstance(layout, SpanHead) else CONFIG
-    config = Config(values=values, path=f"{name}/{join(subfolder, file)}")
+    is_span = isinstance(layout, SpanHead)
+    place = layout.config_place(name) if is_span else f"{name}/{join(subfolder, CONFIG)}"
+    config = Config(values=values, path=place)
     family_of(config)
     chosen = _task(config, layout, task)
     config = config.with_classes(chosen)
@@ -226,7 +227,8 @@ def _labels_encoder(
     if not isinstance(layout, GlinerHead) or not layout.has_labels_encoder:
         return None
     made = labels_folder(layout, files.find, name)
-    config = Config(values=read_json(made / CONFIG), path=f"{name}/{layout.file}")
+    place = layout.config_place(name, field="labels_encoder_config", base="labels_encoder")
+    config = Config(values=read_json(made / CONFIG), path=place)
     family_of(config)
     return FloatCheckpoint(
         folder=folder,
