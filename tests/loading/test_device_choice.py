@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
 import qdqbert
@@ -107,7 +108,36 @@ def test_auto_without_a_gpu_is_the_cpu(checkpoints, caplog) -> None:
     with caplog.at_level(logging.INFO, "qdqbert"):
         model = qdqbert.load(checkpoints("sentence"), device="auto")
     model.close()
-    assert "Models run on the CPU: `device='cuda'`: torch" in caplog.text
+    assert "Models run on the CPU: `device='auto'`: torch" in caplog.text
+
+
+@pytest.fixture
+def full_gpu(gpu, monkeypatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("qdqbert.engines.cuda.runner.CudaRunner", fail)
+
+
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_auto_with_a_full_gpu_is_the_cpu_and_says_so(
+    full_gpu, checkpoints, quantized, caplog, is_quantized
+) -> None:
+    folder = quantized("sentence").directory if is_quantized else checkpoints("sentence")
+    with (
+        caplog.at_level(logging.INFO, "qdqbert"),
+        qdqbert.load(folder, device="auto") as model,
+        qdqbert.load(folder) as wanted,
+    ):
+        np.testing.assert_array_equal(model.encode(TEXTS), wanted.encode(TEXTS))
+        assert (model.engine, model.target) == (wanted.engine, wanted.target)
+    assert "runs on the CPU, not on cpu (Interpreter): " in caplog.text
+    assert "does not fit into the free memory of Interpreter" in caplog.text
+
+
+def test_a_full_gpu_that_is_asked_for_is_an_error(full_gpu, checkpoints) -> None:
+    with pytest.raises(UserInputError, match="does not fit into the free memory of Interpreter"):
+        qdqbert.load(checkpoints("sentence"), device="cuda")
 
 
 def test_a_gpu_that_is_asked_for_and_not_there_is_an_error(checkpoints, monkeypatch) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from pathlib import Path
 
-from qdqbert.common.errors import GraphError, UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.engines.cuda.device import Device, find_device
-from qdqbert.engines.cuda.supported import check_supported
-from qdqbert.engines.native.storage import load_packed
 from qdqbert.runtime.artifact import Artifact
 
 _LOGGER = logging.getLogger("qdqbert")
@@ -42,12 +39,12 @@ def choose_place(device: str | None) -> Place:
         MissingExtraError: A GPU was asked for by name, and torch or Triton is not installed.
         UserInputError: A GPU was asked for by name, and there is none that runs the kernels.
     """
-    if device in (None, "cpu"):
+    if device is None or device == "cpu":
         return Place()
     if device != "auto":
-        return Place(device=find_device(str(device)), is_needed=True)
+        return Place(device=find_device(device), is_needed=True)
     try:
-        return Place(device=find_device("cuda"))
+        return Place(device=find_device(device))
     except UserInputError as error:
         _LOGGER.info("Models run on the CPU: %s", error)
         return Place()
@@ -77,15 +74,3 @@ def target_on(place: Place, artifact: Artifact, name: str, target: str | None) -
         )
         return None
     return found[0]
-
-
-def runs_on(place: Place, graph: Path, name: str) -> Device | None:
-    """Return the GPU that runs a packed model; `None` if its kernels do not compute it."""
-    if place.device is None:
-        return None
-    try:
-        check_supported(load_packed(graph))
-    except GraphError as error:
-        place.leave(name, str(error))
-        return None
-    return place.device

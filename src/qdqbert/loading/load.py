@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.common.choices import EngineName
-from qdqbert.common.errors import CheckpointError, UserInputError, showing
+from qdqbert.common.errors import CheckpointError, GraphError, UserInputError, showing
 from qdqbert.common.file_names import TOKENIZER
 from qdqbert.common.files import check_input_place, digest_of
 from qdqbert.common.machine import usable_cores
@@ -27,7 +27,7 @@ from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.registry import check_engine, open_runner
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.checksums import CHECKSUMS, require_intact
-from qdqbert.loading.device_choice import Place, choose_place, runs_on, target_on
+from qdqbert.loading.device_choice import Place, choose_place, target_on
 from qdqbert.loading.download import (
     absolute_name,
     download_graph,
@@ -72,6 +72,9 @@ _SCHEDULES: dict[str, Schedule] = {
         is_invariant=True,
     ),
 }
+Opened = tuple[Runners, Scheduler, Tokenizer]
+"""A graph of a folder, the scheduler of its inputs, and its tokenizer."""
+
 # Targets that are made of a float checkpoint when it is loaded.
 _FLOAT_TARGETS = (None, "float", "native", "native-dynamic")
 
@@ -125,8 +128,8 @@ def load(path: ModelLike, options: LoadOptions) -> Any:  # noqa: D417  # `taking
         config, kind = _kind_of(artifact, str(source), options.task)
         if options.task is None and has_other_use(artifact.task):
             _name_other_use(str(source), config["id2label"])
-        engine, target, device = _graph_of(artifact, str(source), options, place)
-        runners, scheduler, tokenizer = open_graph(artifact, engine, target, options, device)
+        engine, target, place, opened = _open(artifact, str(source), options, place)
+        runners, scheduler, tokenizer = opened
         adapters: tuple[str, ...] = ()
         closeness = None if target == "float" else kept_closeness(artifact.directory)
         if not isinstance(source, SavedModel):
@@ -144,19 +147,20 @@ def load(path: ModelLike, options: LoadOptions) -> Any:  # noqa: D417  # `taking
             adapters=adapters,
             closeness={} if closeness is None else closeness.facts,
         )
-        second = _labels_encoder(loaded, options, device)
+        second = _labels_encoder(loaded, options, place)
         return kind(dataclasses.replace(loaded, labels_encoder=second))
 
 
-def _labels_encoder(loaded: Loaded, options: LoadOptions, device: Device | None) -> Loaded | None:
+def _labels_encoder(loaded: Loaded, options: LoadOptions, place: Place) -> Loaded | None:
     """Open the second encoder in the folder of a model, if there is one."""
     folder = loaded.artifact.directory / LABELS_FOLDER
     if not is_artifact(folder):
         return None
     artifact = open_artifact(folder)
-    runners, scheduler, tokenizer = open_graph(
-        artifact, loaded.engine, loaded.target, options, device
-    )
+    name = f"The encoder of the labels of {loaded.name}"
+    runners, scheduler, tokenizer = _open_on(
+        place, artifact, name, loaded.target, options
+    ) or open_graph(artifact, loaded.engine, loaded.target, options)
     return dataclasses.replace(
         loaded,
         artifact=artifact,
@@ -198,31 +202,52 @@ def _name_other_use(name: str, labels: Mapping[int, str]) -> None:
         )
 
 
-def _graph_of(
+def _open(
     artifact: Artifact, name: str, options: LoadOptions, place: Place
-) -> tuple[EngineName, str, Device | None]:
-    """Return the engine of a folder that runs, the target of its graph, and the GPU that runs it.
+) -> tuple[EngineName, str, Place, Opened]:
+    """Open the graph of a folder that runs, which is downloaded.
 
-    The graph is downloaded.
+    Returns:
+        Its engine, its target, the GPU or the CPU that runs it, and what was opened.
     """
     wanted = "float" if options.is_float else options.target
     chosen = target_on(place, artifact, name, wanted)
     if chosen is not None:
-        graph = artifact.model_for("native", chosen)
-        if not graph.is_file():
-            download_graph(name, artifact, graph)
-        if (device := runs_on(place, graph, name)) is not None:
-            _LOGGER.info("Running %s (%s) on %s.", name, chosen, device)
-            return "native", chosen, device
+        _download(artifact, name, "native", chosen)
+        if (opened := _open_on(place, artifact, name, chosen, options)) is not None:
+            _LOGGER.info("Running %s (%s) on %s.", name, chosen, place.device)
+            return "native", chosen, place, opened
     engine, reason = choose_engine(artifact, options, wanted)
     target = artifact.target_for(engine, wanted)
-    graph = artifact.model_for(engine, target)
-    if not graph.is_file():
-        download_graph(name, artifact, graph)
+    _download(artifact, name, engine, target)
     _LOGGER.info("Running %s (%s) on %s%s.", name, target, engine, reason and f": {reason}")
     if engine == "native" and options.kernel is None:
         warn_of_slow_kernel(artifact)
-    return engine, target, None
+    return engine, target, Place(), open_graph(artifact, engine, target, options)
+
+
+def _download(artifact: Artifact, name: str, engine: EngineName, target: str) -> None:
+    graph = artifact.model_for(engine, target)
+    if not graph.is_file():
+        download_graph(name, artifact, graph)
+
+
+def _open_on(
+    place: Place, artifact: Artifact, name: str, target: str, options: LoadOptions
+) -> Opened | None:
+    """Open a graph of the native engine on a GPU; `None` if it runs on the CPU, and say why."""
+    if place.device is None:
+        return None
+    try:
+        return open_graph(artifact, "native", target, options, place.device)
+    except GraphError as error:
+        place.leave(name, str(error))
+    except UserInputError as error:
+        # With "auto", a GPU may be full.
+        if place.is_needed or error.argument != "device":
+            raise
+        place.leave(name, str(error))
+    return None
 
 
 def _reopen(
@@ -268,14 +293,16 @@ def open_graph(
     target: str,
     options: EngineOptions,
     device: Device | None = None,
-) -> tuple[Runners, Scheduler, Tokenizer]:
+) -> Opened:
     """Return a graph of a folder, the scheduler of its inputs, and its tokenizer.
 
     `device` is the GPU that runs it; `None` for the CPU.
 
     Raises:
         CheckpointError: A file is not what `quantize` wrote, or they do not fit together.
+        GraphError: The kernels of GPUs do not compute a part of the model.
         MissingExtraError: The provider is not installed.
+        UserInputError: The GPU cannot be used, or has too little free memory.
     """
     graph = artifact.model_for(engine, target)
     _check_files(artifact, graph)
@@ -419,7 +446,7 @@ def _runners(
     names = (*artifact.input_names, *artifact.output_names)
     if device is not None:
         # A GPU runs one batch after another.
-        return Runners(lambda _, streams: open_on(device, path, streams), threads=1, streams=1)
+        return Runners(lambda *_: open_on(device, path), threads=1, streams=1)
 
     def open_graph(threads: int, streams: int) -> Runner:
         return open_runner(

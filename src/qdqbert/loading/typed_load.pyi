@@ -139,8 +139,8 @@ def load(
         kernel: Instruction set of the native engine, which this CPU must have. By default the
             fastest one.
         device: Where the native engine runs: "cpu", the default; "cuda" or "cuda:1", an NVIDIA GPU
-            of compute capability 8.0 or more, with the extra "cuda"; or "auto", such a GPU if there
-            is one and its kernels compute the model, else the CPU.
+            of compute capability 8.0 or more, with the extra "cuda"; or "auto", the first such GPU
+            if its kernels compute the model and its memory has room for it, else the CPU.
 
     Returns:
         An object for the task of the folder: `Embedder` with `encode`, `TextClassifier`,

@@ -103,8 +103,8 @@ class EngineChoice(Options):
         kernel: Instruction set of the native engine, which this CPU must have. By default the
             fastest one.
         device: Where the native engine runs: "cpu", the default; "cuda" or "cuda:1", an NVIDIA GPU
-            of compute capability 8.0 or more, with the extra "cuda"; or "auto", such a GPU if there
-            is one and its kernels compute the model, else the CPU.
+            of compute capability 8.0 or more, with the extra "cuda"; or "auto", the first such GPU
+            if its kernels compute the model and its memory has room for it, else the CPU.
     """
 
     engine: EngineName | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import warnings
@@ -40,8 +41,31 @@ def test_a_gpu_is_found_by_its_name(cards) -> None:
 
 def test_a_gpu_that_is_too_old_is_refused_by_name(cards) -> None:
     cards((7, 5))
-    with pytest.raises(UserInputError, match=r"Card 0 has compute capability 7\.5, .* need 8\.0"):
+    with pytest.raises(
+        UserInputError, match=r"\(Card 0\) has compute capability 7\.5, .* need 8\.0"
+    ):
         device.find_device("cuda")
+
+
+@pytest.mark.parametrize("capabilities", [[(8, 9), (9, 0)], [(7, 5), (8, 9)], [(7, 0), (12, 0)]])
+def test_auto_is_the_first_gpu_that_is_not_too_old_and_says_what_it_passes_over(
+    cards, caplog, capabilities
+) -> None:
+    cards(*capabilities)
+    with caplog.at_level(logging.INFO, "qdqbert"):
+        found = device.find_device("auto")
+    first = 0 if capabilities[0] >= (8, 0) else 1
+    assert found.name == f"cuda:{first}"
+    said = ["`device='auto'` is cuda:1 (Card 1): cuda:0 (Card 0) has compute capability 7."] * first
+    assert [each.getMessage()[: len(said[0])] for each in caplog.records] == said
+
+
+def test_auto_names_all_gpus_if_they_are_too_old(cards) -> None:
+    cards((7, 5), (6, 1))
+    with pytest.raises(
+        UserInputError, match=r"\(Card 0\) has .* 7\.5, .*\(Card 1\) has .* 6\.1, and"
+    ):
+        device.find_device("auto")
 
 
 def test_a_gpu_that_is_not_there_is_refused(cards) -> None:
@@ -113,15 +137,23 @@ def test_other_names_are_refused(name) -> None:
         device.check_device(name)
 
 
-def test_a_full_gpu_is_said(monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (torch.cuda.OutOfMemoryError, "does not fit into the free memory of Card"),
+        # All of the memory is taken, or all of the GPU.
+        (torch.AcceleratorError, "CUDA does not start on Card: CUDA error: out of memory"),
+    ],
+)
+def test_a_full_gpu_is_said(monkeypatch, error, message) -> None:
     from qdqbert.engines.cuda import runner
 
     def fail(*args: object, **kwargs: object) -> None:
-        raise torch.cuda.OutOfMemoryError("no")
+        raise error("CUDA error: out of memory")
 
     monkeypatch.setattr(runner, "CudaRunner", fail)
     found = device.Device(name="cuda:0", card="Card", capability=80)
-    with pytest.raises(UserInputError, match="does not fit into the free memory of Card"):
+    with pytest.raises(UserInputError, match=message):
         device.open_on(found, SimpleNamespace())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import re
 import subprocess
@@ -19,6 +20,7 @@ from qdqbert.engines.runner import Runner
 LEAST_CAPABILITY = 80
 """Least compute capability, times 10: Triton has no int8 products below."""
 
+_LOGGER = logging.getLogger("qdqbert")
 _NAME = re.compile(r"cuda(?::(\d+))?")
 
 
@@ -61,7 +63,9 @@ def is_gpu(name: str | None) -> bool:
 
 
 def find_device(name: str) -> Device:
-    """Return a GPU by torch's name; "cuda" is the one that torch uses by default.
+    """Return a GPU by torch's name.
+
+    "cuda" is the one that torch uses by default, and "auto" the first one that is not too old.
 
     Raises:
         MissingExtraError: torch or Triton is not installed.
@@ -83,35 +87,57 @@ def find_device(name: str) -> Device:
     if not is_there:
         reason = _reason(torch, said)
         raise _refused(name, f"torch {torch.__version__} sees no NVIDIA GPU{reason}")
-    found = _NAME.fullmatch(name)
-    assert found is not None, name
-    count = torch.cuda.device_count()
     try:
-        index = torch.cuda.current_device() if found[1] is None else int(found[1])
-        if index >= count:
-            raise _refused(name, f"torch sees {count} GPU{'' if count == 1 else 's'}")
-        card = torch.cuda.get_device_name(index)
-        major, minor = torch.cuda.get_device_capability(index)
+        devices = [_read(torch, each) for each in _indices(torch, name)]
     except RuntimeError as error:
         # Another process can have the GPU alone, and a driver can be broken.
         raise _refused(name, f"CUDA does not start: {one_line(error)}") from error
-    if 10 * major + minor < LEAST_CAPABILITY:
+    new = [each for each in devices if each.capability >= LEAST_CAPABILITY]
+    old = ", ".join(
+        f"{each} has compute capability {each.capability / 10}"
+        for each in devices
+        if each not in new
+    )
+    if not new:
         raise _refused(
             name,
-            f"{card} has compute capability {major}.{minor}, and int8 products in Triton need 8.0 "
-            "(A100, A10, L4, H100, RTX 30 and later)",
+            f"{old}, and int8 products in Triton need 8.0 (A100, A10, L4, H100, RTX 30 and later)",
         )
+    if old:
+        _LOGGER.info("`device=%r` is %s: %s, and 8.0 is needed.", name, new[0], old)
     _start_triton(name)
-    return Device(name=f"cuda:{index}", card=card, capability=10 * major + minor)
+    return new[0]
 
 
-def open_on(device: Device, model: Path | Packed, streams: int = 1) -> Runner:
+def _indices(torch: Any, name: str) -> Sequence[int]:
+    """Return the numbers of the GPUs that a name can mean."""
+    count = torch.cuda.device_count()
+    if name == "auto":
+        return range(count)
+    found = _NAME.fullmatch(name)
+    assert found is not None, name
+    index = torch.cuda.current_device() if found[1] is None else int(found[1])
+    if index >= count:
+        raise _refused(name, f"torch sees {count} GPU{'' if count == 1 else 's'}")
+    return (index,)
+
+
+def _read(torch: Any, index: int) -> Device:
+    major, minor = torch.cuda.get_device_capability(index)
+    return Device(
+        name=f"cuda:{index}",
+        card=torch.cuda.get_device_name(index),
+        capability=10 * major + minor,
+    )
+
+
+def open_on(device: Device, model: Path | Packed) -> Runner:
     """Copy a packed model to a GPU.
 
     Raises:
         CheckpointError: The file is damaged.
         GraphError: The kernels do not compute a part of the model.
-        UserInputError: The GPU has too little free memory.
+        UserInputError: The GPU has too little free memory, or another process has it alone.
     """
     import torch
 
@@ -119,14 +145,17 @@ def open_on(device: Device, model: Path | Packed, streams: int = 1) -> Runner:
 
     _check_fork(torch, device.name)
     try:
-        return CudaRunner(
-            model, device=torch.device(device.name), capability=device.capability, streams=streams
-        )
+        return CudaRunner(model, device=torch.device(device.name), capability=device.capability)
     except torch.cuda.OutOfMemoryError as error:
         raise UserInputError(
             f"`device={device.name!r}`: the model does not fit into the free memory of "
             f"{device.card}. Pass `device='cpu'`.",
             argument="device",
+        ) from error
+    except torch.AcceleratorError as error:
+        # Another process has the GPU alone, or so little memory is free that CUDA does not start.
+        raise _refused(
+            device.name, f"CUDA does not start on {device.card}: {one_line(error)}"
         ) from error
 
 

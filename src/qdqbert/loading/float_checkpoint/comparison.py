@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.common.errors import GraphError
+from qdqbert.common.errors import GraphError, UserInputError
 from qdqbert.common.machine import usable_cores
 from qdqbert.data.texts import heldout_examples
 from qdqbert.data.tokenizing.encoding import Batch, encode
@@ -46,7 +46,8 @@ def measure_closeness(
     """Compare the last output of INT8 with float32 on the native engine.
 
     The packed model is next to its tokenizer. On a GPU, `device`, INT8 runs there. What its kernels
-    do not compute is compared on the CPU. Float always runs on the CPU, a few layers at a time.
+    do not compute, or its memory does not hold, is compared on the CPU. Float always runs on the
+    CPU, a few layers at a time.
     """
     model = read_model(checkpoint, checkpoint.read_weights())
     shape = (1, 1, -1) if model.has_choices else (1, -1)
@@ -78,7 +79,8 @@ def measure_closeness(
 
 def _open(model: Packed, device: Device | None) -> Runner:
     if device is not None:
-        with contextlib.suppress(GraphError):
+        # A GPU can be full, too.
+        with contextlib.suppress(GraphError, UserInputError):
             return open_on(device, model)
     return open_packed(model, threads=usable_cores())
 
