@@ -32,6 +32,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 os.environ["TRITON_INTERPRET"] = "1"
 
 import filelock
+import hypothesis
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
@@ -74,6 +75,15 @@ from qdqbert.training.body import GraphBody
 from qdqbert.training.insert.sited import insert_quantizers_
 from task_files import HEADS, settings_of
 from third_party import write_float, write_quantized
+
+# Each run has the same examples, so that a failure is of a change. A busy machine may be slow.
+hypothesis.settings.register_profile(
+    "repeatable",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("repeatable")
 
 COMMON = """
 the a of and to in is was he for it with as his on be at by i this had not are but from or have
@@ -435,6 +445,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Start each test with the same random numbers, whatever tests its process ran before."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def without_waits_for_disks() -> Iterator[None]:
     """Let files reach the disk at any time: a test sees them before, and there are thousands."""
@@ -467,6 +485,7 @@ def kernels_are_cached_for_this_run(run_folder: Path) -> Iterator[None]:
     """Keep compiled kernels of the native engine in a folder of this run, not of the user."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(run_folder / "cache"))
+        patch.delenv("QDQBERT_CACHE", raising=False)
         yield
 
 

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor
@@ -191,14 +191,12 @@ values = hnp.arrays(np.float32, 20, elements=st.floats(-(2.0**100), 2.0**100, wi
 ranges = st.floats(2.0**-23, 2.0**100, width=32).map(torch.tensor)
 
 
-@settings(deadline=None)
 @given(values, ranges, st.integers(2, 16), st.booleans())
 def test_quantizing_twice_changes_nothing(x, amax, bits, narrow) -> None:
     once = fake_tensor_quant(torch.from_numpy(x), amax, bits, False, narrow)
     assert torch.equal(fake_tensor_quant(once, amax, bits, False, narrow), once)
 
 
-@settings(deadline=None)
 @given(hnp.arrays(np.float64, 20, elements=st.floats(-1, 1)), ranges, st.integers(2, 16))
 def test_error_inside_of_the_range_is_at_most_half_a_step(shares, amax, bits) -> None:
     x = torch.from_numpy(shares * amax.double().numpy()).float()

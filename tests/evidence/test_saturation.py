@@ -16,7 +16,7 @@ UNSIGNED = TensorSpec(bits=8, signed=False, symmetric=False)
 NARROW = TensorSpec(bits=8, narrow=True, axis=0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 5), st.integers(1, 70), st.integers(1, 9), st.integers(0, 2**32 - 1))
 def test_the_share_equals_that_of_sums_by_numpy(tokens, outputs, width, seed) -> None:
     random = np.random.default_rng(seed)

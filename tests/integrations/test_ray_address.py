@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ports import free_port
+from ports import silent_port
 from qdqbert.common.errors import UserInputError
 from qdqbert.integrations import ray_address
 from qdqbert.integrations.ray_address import find_cluster
@@ -142,10 +142,10 @@ def test_another_server_is_refused(serve, monkeypatch, answer, reason) -> None:
 
 
 def test_a_machine_that_does_not_answer_is_named(monkeypatch) -> None:
-    port = free_port()
-    assert refused(FakeRay(), f"127.0.0.1:{port}").startswith(
-        f"nothing listens at port {port} of 127.0.0.1"
-    )
+    with silent_port() as port:
+        assert refused(FakeRay(), f"127.0.0.1:{port}").startswith(
+            f"nothing listens at port {port} of 127.0.0.1"
+        )
 
     def fail(*arguments: Any) -> Any:
         raise error
@@ -183,7 +183,8 @@ def test_the_cluster_of_this_machine_is_used_if_it_answers(serve) -> None:
     address = f"127.0.0.1:{serve(CLUSTER)}"
     assert find_cluster(FakeRay(here=address), "auto") == address
     # It has ended.
-    assert find_cluster(FakeRay(here=f"127.0.0.1:{free_port()}"), "auto") is None
+    with silent_port() as port:
+        assert find_cluster(FakeRay(here=f"127.0.0.1:{port}"), "auto") is None
     assert find_cluster(FakeRay(), "auto") is None
     assert find_cluster(FakeRay(), "local") is None
 

@@ -372,15 +372,18 @@ def test_float_contradicts_targets_in_int8(checkpoints) -> None:
 def test_digests_of_large_files_are_kept_until_they_change(tmp_path, monkeypatch) -> None:
     path = tmp_path / "weights"
     path.write_bytes(bytes(2_000_000))
+    # Another time than that of a later change.
+    os.utime(path, (0, 0))
+    monkeypatch.setattr("qdqbert.common.cache._SETTLED_SECONDS", 3600)
     first = cache.kept_digest(path)
     assert first == hashlib.sha256(bytes(2_000_000)).hexdigest()
     # What was just written can change again without another time.
     assert not (cache.cache_folder() / "digests").exists()
     monkeypatch.setattr("qdqbert.common.cache._SETTLED_SECONDS", -1)
     assert cache.kept_digest(path) == first
-    monkeypatch.setattr("hashlib.file_digest", None)
-    assert cache.kept_digest(path) == first
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr("hashlib.file_digest", None)
+        assert cache.kept_digest(path) == first
     path.write_bytes(b"1" * 2_000_000)
     assert cache.kept_digest(path) == hashlib.sha256(b"1" * 2_000_000).hexdigest()
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqbert.tasks.entities import EntityCounts, counts_of, find_entities
@@ -67,7 +67,6 @@ def test_entities_by_hand(tags, entities) -> None:
     assert of(tags) == entities
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(TAGS), max_size=20))
 def test_entities_are_split_where_two_tags_do_not_belong_together(tags) -> None:
     assert [tuple(entity) for entity in find_entities(tags)] == by_pairs(tags)

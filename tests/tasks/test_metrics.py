@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -78,7 +78,6 @@ def test_matthews_by_hand() -> None:
     assert matthews(["a", "b", "c"], ["a", "b", "c"]) == 100
 
 
-@settings(deadline=None)
 @given(class_pairs)
 def test_f1_agrees_with_precision_and_recall_of_the_confusion_table(pairs) -> None:
     table = _table(pairs)
@@ -95,7 +94,6 @@ def test_f1_agrees_with_precision_and_recall_of_the_confusion_table(pairs) -> No
         )
 
 
-@settings(deadline=None)
 @given(class_pairs)
 def test_matthews_agrees_with_the_covariances_of_indicators(pairs) -> None:
     x, y = (np.eye(4)[list(side)] for side in zip(*pairs, strict=True))
@@ -113,21 +111,18 @@ def test_correlations_by_hand() -> None:
     assert spearman([5, 7, 7], [0, 1, 2]) == pytest.approx(100 * 3**0.5 / 2, abs=TOLERANCE)
 
 
-@settings(deadline=None)
 @given(st.one_of(score_pairs, tied_pairs))
 def test_pearson_agrees_with_scipy(pairs) -> None:
     x, y = _split(pairs)
     assert pearson(x, y) == pytest.approx(100 * stats.pearsonr(x, y).statistic, abs=TOLERANCE)
 
 
-@settings(deadline=None)
 @given(st.one_of(score_pairs, tied_pairs))
 def test_spearman_agrees_with_scipy_with_ties_too(pairs) -> None:
     x, y = _split(pairs)
     assert spearman(x, y) == pytest.approx(100 * stats.spearmanr(x, y).statistic, abs=TOLERANCE)
 
 
-@settings(deadline=None)
 @given(tied_pairs)
 def test_correlation_is_symmetric_and_stays_within_100(pairs) -> None:
     x, y = _split(pairs)

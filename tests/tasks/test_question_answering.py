@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors
 
@@ -235,7 +235,6 @@ def test_questions_without_known_answers_cannot_be_scored_but_are_answered(token
 UNITS = ["the", "cat", "r", "rain", ".", "tree-house", "1990", "\U0001f600", "\U00020000", "é", "ß"]
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_labels_lead_back_to_the_answer(tokenizer, data: st.DataObject) -> None:
     units = data.draw(st.lists(st.sampled_from(UNITS), min_size=1, max_size=30))
@@ -254,7 +253,6 @@ def test_labels_lead_back_to_the_answer(tokenizer, data: st.DataObject) -> None:
         assert labels[0]["start_positions"] > 0
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_labels_of_byte_tokens_lead_back_to_the_answer(byte_tokenizer, data) -> None:
     # A character can be several tokens, which all have its offsets.

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor, nn
@@ -39,7 +39,6 @@ def test_ends_broadcast() -> None:
     np.testing.assert_array_equal(clip(x, low, high).numpy(), expected)
 
 
-@settings(deadline=None)
 @given(
     hnp.arrays(np.float64, 12, elements=st.integers(-4, 4).map(float)),
     hnp.arrays(np.float64, 12, elements=st.integers(-8, 8).map(float)),

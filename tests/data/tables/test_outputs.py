@@ -62,7 +62,7 @@ SCORES = st.floats(allow_nan=False, allow_infinity=False)
 
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "csv", "csv.gz", "tsv", "parquet"])
 @given(data=st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_rows_are_read_as_they_were_written(suffix, data) -> None:
     texts = LINE if suffix == "tsv" else TEXT
     rows = data.draw(st.lists(st.fixed_dictionaries({"id": texts, "text": texts}), max_size=5))

@@ -344,7 +344,7 @@ def _runs(packed: Packed, *, examples: int) -> Any:
         st.just(...),
     )
 
-    @settings(max_examples=examples, deadline=None)
+    @settings(max_examples=examples)
     @given(path=st.sampled_from(every), value=values)
     def run(path, value) -> None:
         if value is ... and isinstance(path[-1], int):

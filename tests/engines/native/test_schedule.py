@@ -22,7 +22,7 @@ def starts_of(lengths) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     lengths=st.lists(st.integers(1, 512), min_size=1, max_size=40),
     heads=st.integers(1, 16),

@@ -192,7 +192,7 @@ def test_a_file_that_ends_too_early_or_too_late_is_refused(file) -> None:
             load_packed(file)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(place=st.integers(0, 10**6), value=st.integers(0, 255), count=st.integers(1, 4))
 def test_a_file_with_wrong_bytes_is_read_or_refused(tmp_path_factory, place, value, count) -> None:
     path = tmp_path_factory.getbasetemp() / "bytes.safetensors"

@@ -256,7 +256,7 @@ def test_a_constant_behind_the_norm_is_not_taken_for_epsilon(run_plainly, monkey
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     name=st.sampled_from(sorted(LAYER_NORMS)),
     gamma=st.lists(st.floats(-4, 4, width=32), min_size=WIDTH, max_size=WIDTH),

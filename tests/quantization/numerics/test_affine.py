@@ -196,7 +196,7 @@ def test_codes_of_adversarial_values_are_onnxruntimes(scale, spec, zero_point) -
     assert_as_onnxruntime(adversarial(scale), chosen, spec)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data(), specs)
 def test_codes_are_onnxruntimes(data, spec) -> None:
     shape = data.draw(hnp.array_shapes(max_dims=4, max_side=5))
@@ -214,7 +214,6 @@ def test_codes_are_onnxruntimes(data, spec) -> None:
 # Oracle: float64
 
 
-@settings(deadline=None)
 @given(specs, ends, ends)
 def test_scale_and_zero_point_are_those_of_float64(spec, low, high) -> None:
     span = max(low, high) if spec.symmetric else low + high
@@ -232,7 +231,6 @@ def test_scale_and_zero_point_are_those_of_float64(spec, low, high) -> None:
 # Laws
 
 
-@settings(deadline=None)
 @given(specs, ends, ends)
 def test_zero_is_exact(spec, low, high) -> None:
     chosen = parameters(spec, torch.tensor(-low), torch.tensor(high))
@@ -242,7 +240,6 @@ def test_zero_is_exact(spec, low, high) -> None:
     assert fake_quantize(zero, chosen, spec).item() == 0.0
 
 
-@settings(deadline=None)
 @given(specs, ends, ends, hnp.arrays(np.float32, 20, elements=st.floats(0, 1, width=32)))
 def test_round_trip_is_within_half_a_step_inside_the_range(spec, low, high, shares) -> None:
     if spec.symmetric:  # amax to either side; unsigned codes have no negative side
@@ -255,7 +252,6 @@ def test_round_trip_is_within_half_a_step_inside_the_range(spec, low, high, shar
     assert error.max() <= (0.5 + ROUNDING) * chosen.scale.double()
 
 
-@settings(deadline=None)
 @given(specs, ends, ends, hnp.arrays(np.float32, 20, elements=values))
 def test_quantizing_twice_changes_nothing(spec, low, high, x) -> None:
     chosen = parameters(spec, torch.tensor(-low), torch.tensor(high))
@@ -399,7 +395,6 @@ paired_specs = st.integers(2, 8).flatmap(
 )
 
 
-@settings(deadline=None)
 @given(paired_weights, paired_specs)
 def test_no_pair_of_neighboring_codes_sums_above_the_limit(weight, spec) -> None:
     weight = torch.from_numpy(weight)
@@ -453,7 +448,6 @@ def test_one_given_range_serves_all_channels(spec, shape, amax) -> None:
     np.testing.assert_array_equal(quantize(FIXED_WEIGHT, chosen, spec).numpy(), expected)
 
 
-@settings(deadline=None)
 @given(paired_weights, st.data(), paired_specs)
 def test_no_pair_sums_above_the_limit_whatever_range_is_given(weight, data, spec) -> None:
     shape = (len(weight),) if spec.axis == 0 and data.draw(st.booleans()) else ()
@@ -634,7 +628,7 @@ def test_reduce_amax_refuses_more_axes_than_there_are(axis) -> None:
         reduce_amax(torch.ones(2, 3), axis=axis)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     x=hnp.arrays(np.float32, hnp.array_shapes(max_dims=3), elements=st.floats(-1e6, 1e6, width=32))
 )

@@ -35,7 +35,7 @@ def noise(p: Tensor, channels: ChannelStatistics, weight: Tensor) -> float:
     return float(inputs + 0.5 * np.sum(steps**2) / 12 * power)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000), outputs=st.integers(1, 6), width=st.integers(1, 9))
 def test_noise_never_grows(seed, outputs, width) -> None:
     channels = channels_of(wide(50, width, seed))

@@ -79,7 +79,7 @@ def test_smallest_numbers_are_counted(tiny) -> None:
     assert histogram.amax == np.float32(tiny)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(batches, st.randoms(use_true_random=False))
 def test_merged_parts_equal_the_whole_bit_for_bit(parts, random) -> None:
     whole = summary_of([value for part in parts for value in part])

@@ -251,7 +251,7 @@ def test_range_of_one_sided_values_ends_at_zero(calibrator, sign) -> None:
 
 
 @EACH_CALIBRATOR
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(
     x=st.lists(st.floats(-(2.0**60), 2.0**60, width=32), min_size=1, max_size=12),
     scale=st.integers(-40, 40),

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
@@ -100,7 +100,6 @@ def test_correlated_inputs_gain_most_of_what_is_possible() -> None:
     assert lowest < ratio < 0.6
 
 
-@settings(deadline=None)
 @given(
     hnp.arrays(
         np.float32,

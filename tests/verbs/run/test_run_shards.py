@@ -23,7 +23,7 @@ from qdqbert.verbs.run.shards import Shard, shard_of
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     files=st.lists(st.integers(0, 40), min_size=1, max_size=8),
     group=st.integers(1, 12),

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
-import re
+import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,41 +20,53 @@ import pytest
 
 import qdqbert
 from qdqbert.common.errors import UserInputError
+from server_process import KEY, SECONDS, Server, running
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Processes share no port there.")
 
 TEXTS = ["the cat sat", "rain", "she will be home before the night"]
-_SECONDS = 30
+AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 
 
-class Server:
-    """A server in a process of its own."""
+def ask(connection: http.client.HTTPConnection, path: str, body: Any = None) -> bytes:
+    """Return what a server answers; the connection stays open."""
+    if body is None:
+        connection.request("GET", path, headers=AUTHORIZED)
+    else:
+        headers = {"Content-Type": "application/json", **AUTHORIZED}
+        connection.request("POST", path, json.dumps(body), headers)
+    answer = connection.getresponse()
+    content = answer.read()
+    assert answer.status == 200, content
+    return content
 
-    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
-        self.process, self.address = process, address
 
-    def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.address + path, timeout=_SECONDS) as answer:
-            return answer.read().decode()
+def workers_of(server: Server) -> list[int]:
+    """Return the process ids of the workers."""
+    process = server.process.pid
+    return list(map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split()))
 
-    def embed(self, texts: list[str]) -> list[list[float]]:
-        request = urllib.request.Request(
-            f"{self.address}/embed",
-            json.dumps({"inputs": texts}).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
-            return json.loads(answer.read())
 
-    def workers(self) -> list[int]:
-        """Return the process ids of the workers."""
-        folder = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return list(map(int, folder.read_text().split()))
+def holder(connection: http.client.HTTPConnection, processes: list[int]) -> int:
+    """Return the process that has the server's end of a connection of this machine."""
+    ends = [f"0100007F:{connection.sock.getsockname()[1]:04X}", f":{connection.port:04X}"]
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+    (inode,) = (each[9] for each in lines if each[2] == ends[0] and each[1].endswith(ends[1]))
+    (found,) = (each for each in processes if f"socket:[{inode}]" in open_files(each))
+    return found
+
+
+def open_files(process: int) -> set[str]:
+    found = set()
+    for each in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(each))
+    return found
 
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait for something that happens in another process."""
-    end = time.monotonic() + _SECONDS
+    end = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -67,58 +78,50 @@ def is_running(process: int) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def serving(folder: Path) -> Iterator[Server]:
-    words = [str(folder), "--port", "0", "--workers", "2", "--json"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "qdqbert", "serve", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stderr is not None
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if found := re.search(r"Listening on (http://\S+)\.", line):
-                yield Server(process, found[1])
-                break
-        else:
-            raise AssertionError("".join(lines))
-    finally:
-        process.kill()
-        process.communicate()
-
-
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="It lists processes in /proc.")
-def test_workers_answer_as_one_server_and_are_replaced(quantized) -> None:
-    folder = quantized("sentence").directory
+def test_workers_answer_as_one_server_and_are_replaced(quantized, tmp_path) -> None:
+    folder = Path(shutil.copytree(quantized("sentence").directory, tmp_path / "model"))
     # `/embed` normalizes once more.
     expected = qdqbert.load(folder).encode(TEXTS)
-    with serving(folder) as server:
-        assert json.loads(server.get("/health")) == {"status": "ok", "workers": 2}
-        first = server.workers()
+
+    def check(connection: http.client.HTTPConnection) -> None:
+        found = json.loads(ask(connection, "/embed", {"inputs": TEXTS}))
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+    def count(connection: http.client.HTTPConnection) -> int:
+        return json.loads(ask(connection, "/health"))["workers"]
+
+    with running(str(folder), "--workers", "2") as server:
+        first = workers_of(server)
         assert len(first) == 2
         if len(os.sched_getaffinity(0)) > 1:
             cpus = [os.sched_getaffinity(each) for each in first]
             assert not cpus[0] & cpus[1]
         for _ in range(10):
-            np.testing.assert_allclose(server.embed(TEXTS), expected, atol=1e-6)
+            # Each connection can be that of another process.
+            with server.connect() as connection:
+                check(connection)
 
-        os.kill(first[0], signal.SIGKILL)
-        until(lambda: json.loads(server.get("/health"))["workers"] == 1)
-        np.testing.assert_allclose(server.embed(TEXTS), expected, atol=1e-6)
-        until(lambda: json.loads(server.get("/health"))["workers"] == 2)
-        second = server.workers()
-        assert first[1] in second
-        assert first[0] not in second
+        with server.connect() as kept:
+            assert json.loads(ask(kept, "/health")) == {"status": "ok", "workers": 2}
+            (killed,) = set(first) - {holder(kept, first)}
+            # No process can replace the one that is killed while its model is away.
+            away = folder.rename(tmp_path / "away")
+            os.kill(killed, signal.SIGKILL)
+            until(lambda: count(kept) == 1)
+            check(kept)
+            away.rename(folder)
+            until(
+                lambda: killed not in (now := workers_of(server)) and len(now) == count(kept) == 2
+            )
+            second = workers_of(server)
+            assert set(first) - set(second) == {killed}
 
-        # Counts of processes that died are kept.
-        assert 'qdqbert_inputs_total{model="' in (text := server.get("/metrics"))
-        assert f"{11 * len(TEXTS)}.0" in text
-        server.process.send_signal(signal.SIGTERM)
-        output, errors = server.process.communicate(timeout=_SECONDS)
+            # Counts of processes that died are kept.
+            assert 'qdqbert_inputs_total{model="' in (text := ask(kept, "/metrics").decode())
+            assert f"{11 * len(TEXTS)}.0" in text
+
+        output, errors = server.stop()
         assert server.process.returncode == 0
         assert json.loads(output)["inputs"] == 11 * len(TEXTS)
         assert "ended with status -9. It is replaced." in errors
@@ -135,28 +138,31 @@ def test_what_was_accepted_is_answered_after_sigterm_and_nothing_else_is_accepte
             return True
         return False
 
-    with serving(quantized("sentence").directory) as server:
-        host, _, port = server.address.removeprefix("http://").partition(":")
-        address = (host, int(port))
+    with running(str(quantized("sentence").directory), "--workers", "2") as server:
+        address = server.address
         body = json.dumps({"inputs": TEXTS}).encode()
-        head = f"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        with socket.create_connection(address, timeout=_SECONDS) as slow:
+        head = (
+            "POST /embed HTTP/1.1\r\nHost: x\r\n"
+            f"Authorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        with socket.create_connection(address, timeout=SECONDS) as slow:
             slow.sendall(head.encode() + body[:5])
-            server.get("/health")
+            with server.connect() as connection:
+                ask(connection, "/health")
             server.process.send_signal(signal.SIGTERM)
             until(lambda: not accepts(address))
             assert server.process.poll() is None
             slow.sendall(body[5:])
             assert slow.recv(100).startswith(b"HTTP/1.1 200 ")
-        server.process.communicate(timeout=_SECONDS)
+        server.process.communicate(timeout=SECONDS)
         assert server.process.returncode == 0
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="It lists processes in /proc.")
 @pytest.mark.slow
 def test_workers_end_with_their_parent(quantized) -> None:
-    with serving(quantized("sentence").directory) as server:
-        workers = server.workers()
+    with running(str(quantized("sentence").directory), "--workers", "2") as server:
+        workers = workers_of(server)
         assert all(map(is_running, workers))
         server.process.kill()
         until(lambda: not any(map(is_running, workers)))
