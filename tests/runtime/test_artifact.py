@@ -507,6 +507,15 @@ def test_a_path_that_is_not_a_folder_is_refused(tmp_path) -> None:
         open_artifact(tmp_path / "model.onnx")
 
 
+def test_a_checkpoint_that_quantize_does_not_take_is_not_advised_to_be_quantized(tmp_path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(CheckpointError, match="of type `clip`") as refused:
+        open_artifact(tmp_path)
+    assert "is not a quantized model" in str(refused.value)
+    assert "qdqbert quantize" not in str(refused.value)
+
+
 def test_the_size_of_a_graph_includes_external_weights(tmp_path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"123")
     assert size_bytes(tmp_path / "model.onnx") == 3

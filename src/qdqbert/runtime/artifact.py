@@ -240,13 +240,14 @@ def open_artifact(directory: Path, *, requires_graphs: bool = True) -> Artifact:
         else:
             reason = "it is a file" if directory.exists() else "the folder does not exist"
         is_float = (directory / CONFIG).is_file() or directory.suffix == ".onnx"
+        refused = f"{str(directory)!r} is not a quantized model: {reason}."
         if directory.is_dir() and is_float:
-            _check_checkpoint(directory)
+            try:
+                _check_checkpoint(directory)
+            except CheckpointError as error:
+                raise CheckpointError(f"{refused} {error}") from error
         advice = f", or quantize it first: {quantize_command(str(directory))}" if is_float else "."
-        raise CheckpointError(
-            f"{str(directory)!r} is not a quantized model: {reason}. Pass a folder that `quantize` "
-            f"wrote{advice}"
-        )
+        raise CheckpointError(f"{refused} Pass a folder that `quantize` wrote{advice}")
     fields = Fields.of_file(path)
     _check_format(fields, path, QUANTIZATION_FORMAT)
     found = Artifact(directory=directory, **read_quantization(fields))
@@ -258,7 +259,7 @@ def open_artifact(directory: Path, *, requires_graphs: bool = True) -> Artifact:
 
 
 def _check_checkpoint(folder: Path) -> None:
-    """Refuse a checkpoint that `quantize` does not take, with its own words."""
+    """Refuse a checkpoint that `quantize` does not take."""
     from qdqbert.encoders.checkpoint.base_model import encoder_reader
     from qdqbert.encoders.checkpoint.folder import check_name, read_known_config
     from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
