@@ -12,6 +12,7 @@ import torch
 from sentence_transformers import CrossEncoder
 from starlette.testclient import TestClient
 
+import flat
 import qdqbert
 from qdqbert import CheckpointError, MissingExtraError, UserInputError
 from qdqbert.loading.float_checkpoint import comparison
@@ -216,3 +217,13 @@ def test_it_ranks_documents_of_a_request(tmp_path) -> None:
     assert [each["index"] for each in found] == [each["corpus_id"] for each in ranked]
     scores = [each["score"] for each in ranked]
     np.testing.assert_allclose([each["relevance_score"] for each in found], scores, atol=1e-6)
+
+
+def test_training_refuses_them_as_models_and_teachers(tmp_path, checkpoints) -> None:
+    save_reranker(tmp_path / "model")
+    data = [{"query": "a", "document": "b", "score": 1.0}]
+    options = {"output": tmp_path / "out", "train_data": data, "task": "reranking"}
+    with pytest.raises(UserInputError, match="has LogitScore after the pooling"):
+        qdqbert.train(tmp_path / "model", **options)
+    with pytest.raises(UserInputError, match=r"`distill_from=.* has LogitScore after the pooling"):
+        flat.train(checkpoints("reranker"), distill_from=tmp_path / "model", **options)

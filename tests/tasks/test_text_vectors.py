@@ -15,6 +15,7 @@ import torch
 import transformers
 from starlette.testclient import TestClient
 
+import flat
 import qdqbert
 from conftest import SIZES, add_sentence_files, make_texts, save_checkpoint
 from hub_server import Repository, running_hub
@@ -291,6 +292,14 @@ def test_classifiers_of_tokens_weigh_words_of_embedders(tmp_path) -> None:
                 scores = torch.relu(reference(**inputs).logits)[0, :, 0].tolist()
             expected = largest(tokenizer, inputs["input_ids"][0].tolist(), scores)
             assert weights == pytest.approx(expected, abs=1e-4)
+
+
+def test_training_says_that_it_leaves_the_other_layers_out(checkpoint, tmp_path) -> None:
+    pairs = [{"sentence1": text, "sentence2": text[:9]} for text in TEXTS * 2]
+    report = flat.train(checkpoint, tmp_path / "out", train_data=pairs, epochs=1)
+    (notice,) = (each for each in report.notices if "not trained" in each)
+    assert notice.startswith("colbert_linear.pt and sparse_linear.pt of")
+    assert not list((tmp_path / "out").glob("*.pt"))
 
 
 @pytest.fixture(scope="module")

@@ -329,8 +329,14 @@ def test_int8_of_a_checkpoint_whose_code_transformers_lacks(checkpoint_copy, wri
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**content, "model_type": "new"}))
     data = write_file("dev.csv", "text,label\nthe cat,0\nrain,1\n")
-    report = flat.evaluate(folder, data, engine="native")
+    report = flat.evaluate(folder, data, engine="native", reference=folder)
     assert (report.engine, report.examples) == ("native", 2)
+    assert any("Reference: It runs in float on the native" in each for each in report.notices)
+    assert 14 < report.fidelity.sqnr_db < 60
+    with pytest.raises(
+        CheckpointError, match="in PyTorch do not support checkpoints of type `new`"
+    ):
+        flat.evaluate(folder, data, reference=folder)
 
 
 def test_what_fixes_the_outputs_of_float_is_refused_for_int8(checkpoints, write_file) -> None:

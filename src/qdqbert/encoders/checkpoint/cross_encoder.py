@@ -124,6 +124,11 @@ class LogitHead(ScoreHead):
         """One score."""
         return 1
 
+    @property
+    def after_pooling(self) -> tuple[str, ...]:
+        """The module that makes a score of the logits."""
+        return ("LogitScore",)
+
     def steps(self, find: FindFile) -> tuple[Step, ...]:
         """Return the linear layer that makes the score of the last state, in float."""
         weights = weights_of(self.subfolder, find)

@@ -237,6 +237,11 @@ class PooledHead(Modular, Layout):
     skips_prompt: bool = False
 
     @property
+    def after_pooling(self) -> tuple[str, ...]:
+        """Names of the modules after the pooling, as sentence-transformers names them."""
+        return tuple(each.name for each in self.modules)
+
+    @property
     def row_poolings(self) -> tuple[Pooling, ...]:
         """The poolings as `encoders.model.Head` names them."""
         return tuple(POOLINGS[each] for each in self.poolings)

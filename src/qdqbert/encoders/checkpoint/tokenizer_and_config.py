@@ -206,7 +206,7 @@ def _pooling_notices(path: Path, layout: object) -> tuple[str, ...]:
             "If the model was trained with another pooling, as BGE models are with cls, "
             f"embeddings are wrong. {advice}, with `pooling`.",
         )
-    left_out = ", ".join(each.name for each in layout.modules)
+    left_out = ", ".join(layout.after_pooling)
     is_mean = layout.poolings == ("mean",)
     if not is_mean or left_out:
         named = ", ".join(layout.poolings)

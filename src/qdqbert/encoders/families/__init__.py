@@ -166,8 +166,12 @@ def family_of(config: Config) -> Family:
     return family
 
 
-def _of_load_alone(kind: str) -> CheckpointError:
-    return CheckpointError(
+class LoadAloneError(CheckpointError):
+    """A checkpoint of a family that `load` runs, and that nothing reads in PyTorch."""
+
+
+def _of_load_alone(kind: str) -> LoadAloneError:
+    return LoadAloneError(
         f"`quantize`, `train` and `evaluate` in PyTorch do not support checkpoints {kind}. "
         "`qdqbert.load` runs them in INT8, as does `evaluate` with `engine='native'`."
     )
@@ -179,7 +183,8 @@ def quantized_family(model_type: str, fields: Mapping[str, Any] | None = None) -
     `fields` are those of its config, if they are to be checked, too.
 
     Raises:
-        CheckpointError: It takes none of this family, or none with such a config.
+        LoadAloneError: It takes none of this family, or none with such a config, and `load` does.
+        CheckpointError: The family is not known.
     """
     family = FAMILIES.get(model_type)
     if family is None:

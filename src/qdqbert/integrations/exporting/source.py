@@ -293,7 +293,7 @@ def pooling_of(source: Source, known: Mapping[str, str], runtime: str) -> tuple[
         UserInputError: It has no such pooling, or the model has modules between its pooling and
             the last Normalize.
     """
-    names = ", ".join(each.name for each in source.head.modules) if source.head else ""
+    names = ", ".join(source.head.after_pooling) if source.head else ""
     if names:
         raise UserInputError(
             f"The model has {names} after its pooling, and pipelines of this format do not. With "

@@ -44,8 +44,8 @@ def load_teacher(name: str, task: Task) -> Checkpoint:
             pooling.
     """
     loaded = load_model(name, task=task.name)
-    if isinstance(loaded.head, PooledHead) and loaded.head.modules:
-        names = ", ".join(each.name for each in loaded.head.modules)
+    if isinstance(loaded.head, PooledHead) and loaded.head.after_pooling:
+        names = ", ".join(loaded.head.after_pooling)
         raise UserInputError(
             f"`distill_from={name!r}` has {names} after the pooling, which `train` does not run.",
             argument="distill_from",

@@ -33,7 +33,8 @@ class EvaluateOptions(BatchCall):
             With a reference, examples need no labels, and built-in English sentences are the
             default.
         reference: Float checkpoint, .onnx file or model in memory to compare with, example by
-            example. An .onnx file runs on ONNX Runtime.
+            example. An .onnx file runs on ONNX Runtime, and a checkpoint in PyTorch, or in float on
+            the native engine if `quantize` does not take its type.
         engine: Library that runs the model. By default the engine that `load` chooses for a
             quantized folder, ONNX Runtime for an .onnx file, and PyTorch for a checkpoint. "native"
             runs a checkpoint in INT8, as `load` does.

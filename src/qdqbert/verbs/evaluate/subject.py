@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.common.choices import EngineName, PoolingMode, ProviderName, TargetName
+from qdqbert.common.choices import EngineName, PoolingMode, Precision, ProviderName, TargetName
 from qdqbert.common.errors import UserInputError, naming
 from qdqbert.common.file_names import CONFIG, TOKENIZER, TOKENIZER_CONFIG
 from qdqbert.common.options.onnx import is_onnx_file
@@ -22,6 +22,7 @@ from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
 from qdqbert.encoders.checkpoint.text_heads import read_span_head
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
+from qdqbert.encoders.families import LoadAloneError
 from qdqbert.encoders.task_kinds import ENCODER, LABELS, TaskName, check_classes, head_of
 from qdqbert.encoders.tensor_files import files_of
 from qdqbert.engines.registry import check_engine
@@ -51,6 +52,9 @@ from qdqbert.training.models.quantized import load_model
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 
 _NOTICES = {
+    "float": (
+        "It runs in float on the native engine: checkpoints of this type are not read in PyTorch."
+    ),
     "native-dynamic": (
         "The model is the float checkpoint in INT8, as `qdqbert.load` runs it: its weights were "
         "rounded without data."
@@ -196,16 +200,27 @@ def load_subject(name: str, request: Request) -> Subject:
         if is_onnx_file(name):
             return _load_onnx(Path(name), request)
         if request.engine == "native":
-            return _load_rounded(name, request)
-        return _load_checkpoint(name, request)
+            return _load_on_engine(name, request)
+        try:
+            return _load_checkpoint(name, request)
+        except LoadAloneError:
+            if request.parameter != "reference":
+                raise
+            return _load_on_engine(name, request, precision="float")
 
 
-def _load_rounded(name: str, request: Request) -> Subject:
-    """Load a float checkpoint in INT8."""
+def _load_on_engine(name: str, request: Request, precision: Precision = "int8") -> Subject:
+    """Load a float checkpoint on the native engine, in INT8 or another precision."""
     # Refuses targets that a float checkpoint is not made for.
     artifact = open_folder(
         name,
-        LoadOptions(engine="native", target=request.target, adapter=request.adapter, check=False),
+        LoadOptions(
+            engine="native",
+            target=request.target,
+            precision=precision,
+            adapter=request.adapter,
+            check=False,
+        ),
     )
     if artifact.calibration_fingerprints or not artifact.model_for("native").is_file():
         raise UserInputError(

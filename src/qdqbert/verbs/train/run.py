@@ -104,7 +104,7 @@ def run(options: TrainOptions, progress: Progress) -> TrainReport:
     trained = read_training(Path(options.model))
     data = encode_data(task, checkpoint, examples, options, trained=trained, progress=progress)
     teacher = _make_teacher(options, task, checkpoint, teacher_checkpoint, arguments)
-    notices = [*checkpoint.notices, *examples.notices, *data.notices]
+    notices = [*checkpoint.notices, *_left_out(checkpoint), *examples.notices, *data.notices]
     calibrated_on: list[str] = []
     if options.qat:
         if sited_model(checkpoint.model).quantizers:
@@ -144,6 +144,17 @@ def run(options: TrainOptions, progress: Progress) -> TrainReport:
     return report
 
 
+def _left_out(checkpoint: Checkpoint) -> list[str]:
+    """Return a notice about layers of the checkpoint that the trained one will not have."""
+    files = () if checkpoint.head is None else checkpoint.head.weight_files
+    if not files:
+        return []
+    return [
+        f"{' and '.join(files)} of {checkpoint.name!r} are not trained, and fit other states: the "
+        "trained checkpoint has no vectors of these layers."
+    ]
+
+
 def load_student(
     options: TrainOptions, task: Task, classes: Sequence[str], progress: Progress
 ) -> Checkpoint:
@@ -164,8 +175,8 @@ def load_student(
         )
     if TASK_KINDS[checkpoint.model_task].has_head:
         reader_of_head(quantized_family(checkpoint.config.model_type), checkpoint.model_task)
-    if isinstance(checkpoint.head, PooledHead) and checkpoint.head.modules:
-        names = ", ".join(each.name for each in checkpoint.head.modules)
+    if isinstance(checkpoint.head, PooledHead) and checkpoint.head.after_pooling:
+        names = ", ".join(checkpoint.head.after_pooling)
         raise UserInputError(
             f"{options.model!r} has {names} after the pooling, which `train` does not train. Train "
             "it with sentence-transformers, and quantize the result.",
