@@ -331,8 +331,7 @@ def products(settings: Settings) -> Iterator[Row]:
     """Compare a linear layer in INT8, with rotation and rounding, with one of torch in float16."""
     import torch
 
-    from qdqbert.engines.cuda import kernels
-    from qdqbert.engines.cuda.program import Launch, linear_launch
+    from qdqbert.engines.cuda.program import linear_launch, rows_launch
     from qdqbert.engines.cuda.tiles import tile_of
     from qdqbert.engines.cuda.weights import spread_of
     from qdqbert.quantization.hadamard import hadamard_of
@@ -344,21 +343,13 @@ def products(settings: Settings) -> Iterator[Row]:
             layer, codes, scales, out = product_of(tokens, columns, depth, device)
             count = torch.tensor([tokens], dtype=torch.int32, device=codes.device)
             rows = torch.randn(tokens, depth, device=codes.device).half()
-            spread = spread_of(depth, hadamard_of(depth), codes.device)
-            rounding = Launch(
-                kernel=kernels.quantize,
-                grid=(tokens,),
-                arguments={
-                    "count": count,
-                    "rows": rows,
-                    "multiplier": torch.ones(depth, device=codes.device),
-                    "matrix": spread.matrix,
-                    "codes": codes,
-                    "scales": scales,
-                    "width": depth,
-                    "stride": depth,
-                    **spread.constants,
-                },
+            rounding = rows_launch(
+                rows,
+                spread_of(depth, hadamard_of(depth), codes.device),
+                count=count,
+                codes=codes,
+                scales=scales,
+                multiplier=layer.multiplier,
             )
             tile = tile_of(device.capability, tokens, activation=activation, gated=False)
             product = linear_launch(
@@ -373,7 +364,7 @@ def products(settings: Settings) -> Iterator[Row]:
             def activated(call: Callable[[], Any] = in_float) -> Any:
                 return torch.nn.functional.gelu(call())
 
-            def in_int8(rounding: Launch = rounding, product: Launch = product) -> None:
+            def in_int8(rounding: Any = rounding, product: Any = product) -> None:
                 rounding()
                 product()
 
@@ -516,12 +507,7 @@ def chunks(settings: Settings) -> Iterator[Row]:
             packed = packed_file(folder, "int8", settings)
         calls = {}
         for tokens in (None, 1024, 2048, 4096, 8192):
-            runner = CudaRunner(
-                packed,
-                device=torch.device(device.name),
-                capability=device.capability,
-                tokens=tokens,
-            )
+            runner = CudaRunner(packed, torch.device(device.name), device.capability, tokens=tokens)
             calls[tokens] = functools.partial(runner.run, inputs, ["sentence_embedding"])
         times = alternate(calls, settings, graphs=False)
         named = {f"{tokens or 'own'} ms": value for tokens, value in times.items()}
@@ -738,10 +724,10 @@ def product_of(tokens: int, columns: int, depth: int, device: Any) -> tuple[Any,
     """Return a random linear layer, codes with their scales, and room for the result."""
     import torch
 
-    from qdqbert.engines.cuda.weights import LinearTensors
+    from qdqbert.engines.cuda.weights import Linear
 
     place = device.name
-    layer = LinearTensors(
+    layer = Linear(
         weights=torch.randint(-127, 128, (columns, depth), device=place, dtype=torch.int8),
         factors=torch.full((columns,), 1e-3, device=place),
         bias=torch.zeros(columns, device=place),

@@ -25,9 +25,9 @@ from triton.compiler import ASTSource
 
 from native_models import Shape, packed_model
 from qdqbert.engines.cuda import kernels
-from qdqbert.engines.cuda.program import Launch, Model, linear_launch
+from qdqbert.engines.cuda.program import Launch, Program, buffers_of, linear_launch
 from qdqbert.engines.cuda.tiles import FLOAT_TILE, TILES
-from qdqbert.engines.cuda.weights import LinearTensors, Tensors
+from qdqbert.engines.cuda.weights import Linear, Model
 
 _TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 _POINTERS = {
@@ -46,7 +46,7 @@ def source_of(launch: Launch) -> tuple[Any, dict[str, Any]]:
     signature, constants, divisible = {}, {}, {}
     for index, parameter in enumerate(launch.kernel.params):
         name, value = parameter.name, given[parameter.name]
-        if parameter.is_constexpr:
+        if parameter.is_constexpr or value is None:
             signature[name], constants[name] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[name] = _POINTERS[value.dtype]
@@ -115,17 +115,9 @@ _SHAPES = (
 def _of_heads() -> Iterator[Launch]:
     """Yield launches of a head: a linear layer in float32, and kernels for texts."""
     rows, numbers = torch.zeros(64, 384), torch.zeros(9, dtype=torch.int32)
-    layer = LinearTensors(
-        weights=torch.zeros(768, 384),
-        factors=rows[0],
-        bias=torch.zeros(768),
-        multiplier=rows[0],
-        columns=768,
-    )
-    out = torch.zeros(64, 768)
-    yield linear_launch(layer, rows, out, count=numbers, scales=rows[0], tile=FLOAT_TILE)
-    of_rows = {"width": 384, "stride": 384}
-    for pooling in ("max", "mean", "weightedmean"):
+    layer = Linear(weights=torch.zeros(768, 384), bias=torch.zeros(768), columns=768)
+    yield linear_launch(layer, rows, torch.zeros(64, 768), count=numbers, tile=FLOAT_TILE)
+    for pooling in ("first", "max", "mean", "weightedmean"):
         yield Launch(
             kernel=kernels.pool,
             grid=(8, 2),
@@ -133,15 +125,13 @@ def _of_heads() -> Iterator[Launch]:
                 "states": rows,
                 "starts": numbers,
                 "out": rows,
+                "width": 384,
+                "stride": 384,
                 "out_stride": 384,
                 "size": 256,
                 "pooling": pooling,
-                **of_rows,
             },
         )
-    yield Launch(
-        kernel=kernels.scale_to_one, grid=(64,), arguments={"rows": rows, "size": 512, **of_rows}
-    )
 
 
 def launches(capability: int, *, is_short: bool) -> Iterator[Launch]:
@@ -150,10 +140,10 @@ def launches(capability: int, *, is_short: bool) -> Iterator[Launch]:
     if not is_short:
         yield from _of_heads()
     for shape in _SHAPES[:1] if is_short else _SHAPES:
-        model = Model(Tensors(packed_model(shape), torch.device("cpu")), capability)
+        model = Model(packed_model(shape), torch.device("cpu"), capability)
         least = sorted({least for least, _ in TILES[capability]})
         for tokens in least[-1:] if is_short else [max(each, 16) for each in least]:
-            for launch in model.program(tokens).launches:
+            for launch in Program(model, buffers_of(model, tokens), tokens).launches:
                 source, options = source_of(launch)
                 key: Any = (launch.kernel, "*i8" in source.signature.values())
                 if not is_short:

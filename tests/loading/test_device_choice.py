@@ -34,7 +34,7 @@ def gpu(monkeypatch) -> None:
     It runs each row of a program, used or not.
     """
     monkeypatch.setattr(device_choice, "find_device", lambda name: CARD)
-    monkeypatch.setattr("qdqbert.engines.cuda.runner._CAPACITIES", (8, 16))
+    monkeypatch.setattr("qdqbert.engines.cuda.texts.CAPACITIES", (8, 16))
     monkeypatch.setattr(comparison, "_TEXTS", 1)
     monkeypatch.setattr(comparison, "_LONGEST_TEXT", 4)
 

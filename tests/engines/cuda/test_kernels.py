@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 from scipy.special import erf
 
 from qdqbert.engines.cuda import kernels
-from qdqbert.engines.cuda.program import linear_launch
-from qdqbert.engines.cuda.tiles import ATTENTION, Tile
-from qdqbert.engines.cuda.weights import LinearTensors, spread_of
+from qdqbert.engines.cuda.program import linear_launch, rows_launch
+from qdqbert.engines.cuda.tiles import QUERIES, Tile, attention_of
+from qdqbert.engines.cuda.weights import Linear, Norm, spread_of
 from qdqbert.quantization.hadamard import Hadamard, hadamard_of
 
 CPU = torch.device("cpu")
 TILE = Tile(rows=16, columns=32, step=32, warps=4, stages=1)
-NONE = torch.zeros(1)
 FUNCTIONS = {
     "": lambda x: x,
     "gelu": lambda x: x * (1 + erf(x / np.sqrt(2))) / 2,
@@ -56,13 +55,9 @@ def linear_of(
     factors: NDArray[Any],
     dtype: torch.dtype,
     columns: int,
-) -> LinearTensors:
-    return LinearTensors(
-        weights=tensor(weights, dtype),
-        factors=tensor(factors),
-        bias=tensor(bias),
-        multiplier=NONE,
-        columns=columns,
+) -> Linear:
+    return Linear(
+        weights=tensor(weights, dtype), bias=tensor(bias), columns=columns, factors=tensor(factors)
     )
 
 
@@ -110,7 +105,7 @@ def test_linear_layers_with_an_activation_and_a_gate(activation, dtype, gated) -
         x,
         out,
         count=count_of(rows),
-        scales=tensor(scales),
+        scales=tensor(scales) if is_int8 else None,
         tile=TILE,
         activation=activation,
         gated=gated,
@@ -125,7 +120,7 @@ def test_float16_takes_its_largest_value_instead_of_infinity() -> None:
     x = tensor([[1000.0] * 32], torch.float16)
     layer = linear_of(np.full((2, 32), 1000.0), np.zeros(2), np.ones(2), torch.float16, 2)
     out = poisoned(1, 2, dtype=torch.float16)
-    linear_launch(layer, x, out, count=count_of(1), scales=NONE, tile=TILE)()
+    linear_launch(layer, x, out, count=count_of(1), tile=TILE)()
     assert out.tolist() == [[65504.0, 65504.0]]
 
 
@@ -153,18 +148,14 @@ def test_codes_of_rows_are_those_of_spread_channels(width, matrix) -> None:
     rows = tensor(x, torch.float16)
     multiplier = rng.uniform(0.5, 2, width).astype(np.float32)
     codes, scales = poisoned(3, stride, dtype=torch.int8), poisoned(3)
-    spread = spread_of(width, matrix, CPU)
-    kernels.quantize[(3,)](
-        count_of(2),
+    rows_launch(
         rows,
-        tensor(multiplier),
-        NONE if spread.matrix is None else spread.matrix,
-        codes,
-        scales,
-        width=width,
-        stride=stride,
-        **spread.constants,
-    )
+        spread_of(width, matrix, CPU),
+        count=count_of(2),
+        codes=codes,
+        scales=scales,
+        multiplier=tensor(multiplier),
+    )()
     wanted = rows[:2, :width].double().numpy() * multiplier
     wanted = wanted if matrix is None else matrix.spread(wanted)
     amax = np.abs(wanted).max(axis=1)
@@ -180,18 +171,14 @@ def test_channels_that_a_factor_takes_beyond_float16_have_codes() -> None:
     # Ones and minus ones of a Hadamard matrix would make infinity minus infinity.
     rows = tensor([[60000.0, -60000.0] * 32], torch.float16)
     codes, scales = poisoned(1, 64, dtype=torch.int8), poisoned(1)
-    spread = spread_of(64, hadamard_of(64), CPU)
-    kernels.quantize[(1,)](
-        count_of(1),
+    rows_launch(
         rows,
-        torch.full((64,), 2.0),
-        spread.matrix,
-        codes,
-        scales,
-        width=64,
-        stride=64,
-        **spread.constants,
-    )
+        spread_of(64, hadamard_of(64), CPU),
+        count=count_of(1),
+        codes=codes,
+        scales=scales,
+        multiplier=torch.full((64,), 2.0),
+    )()
     assert scales.isfinite().all()
     assert sorted(codes.abs().unique().tolist()) == [0, 127]
 
@@ -208,51 +195,38 @@ def normed(x: NDArray[Any], weight: Any, bias: Any, epsilon: float, *, centers: 
 def test_states_are_added_and_normalized(width, norms_local, keeps_sum, again, centers) -> None:
     rng = np.random.default_rng(0)
     states, local = (rng.normal(size=(2, 64)).astype(np.float32) for _ in range(2))
-    weight, bias, other, shift, own, moved = (
-        rng.normal(size=width).astype(np.float32) for _ in range(6)
+    parts = [rng.normal(size=(2, width)).astype(np.float32) for _ in range(3)]
+    epsilons = (0.1, 0.2, 0.3)
+    norm, repeated, own = (
+        Norm(
+            values=tensor(np.pad([*part, np.full(width, epsilon)], [(0, 0), (0, 64 - width)])),
+            subtracts_mean=centers,
+        )
+        for part, epsilon in zip(parts, epsilons, strict=True)
     )
     sums, codes = poisoned(2, 64), poisoned(2, 64, dtype=torch.float16)
-    kernels.add_norm[(2,)](
-        count_of(2),
+    rows_launch(
         tensor(states),
-        tensor(local),
-        tensor(own),
-        tensor(moved),
-        tensor(weight),
-        tensor(bias),
-        tensor(other),
-        tensor(shift),
-        NONE,
-        NONE,
-        sums,
-        codes,
-        NONE,
-        width=width,
-        stride=64,
-        epsilon=0.1,
-        again_epsilon=0.2,
-        local_epsilon=0.3,
-        adds=True,
-        normalizes_local=norms_local,
-        local_subtracts_mean=centers,
-        normalizes=True,
-        subtracts_mean=centers,
-        adds_again=again,
+        spread_of(width, None, CPU),
+        count=count_of(2),
+        local=tensor(local),
+        local_norm=own if norms_local else None,
+        norm=norm,
+        again=repeated if again else None,
+        sums=sums,
         keeps_sum=keeps_sum,
-        writes_states=True,
-        writes_codes=True,
-        **spread_of(width, None, CPU).constants,
-    )
+        codes=codes,
+    )()
     x, y = (each[:, :width].astype(np.float64) for each in (states, local))
-    y = normed(y, own, moved, 0.3, centers=centers) if norms_local else y
-    wanted = normed(x + y, weight, bias, 0.1, centers=centers)
-    wanted = normed(wanted + x, other, shift, 0.2, centers=centers) if again else wanted
+    y = normed(y, *parts[2], 0.3, centers=centers) if norms_local else y
+    wanted = normed(x + y, *parts[0], 0.1, centers=centers)
+    wanted = normed(wanted + x, *parts[1], 0.2, centers=centers) if again else wanted
     assert close(codes[:, :width], wanted)
     assert close(sums[:, :width], x + y if keeps_sum else wanted, 1e-5)
     assert sums[:, width:].isnan().all()
 
 
-QUERIES, KEYS = ATTENTION.queries, ATTENTION.keys
+KEYS = attention_of(24)["keys"]
 
 
 @pytest.mark.parametrize("options", ["plain", "causal", "windowed", "biased", "all"])
@@ -265,30 +239,28 @@ def test_attention_of_a_text_ignores_the_texts_around_it(length, options) -> Non
     starts = np.append(0, np.cumsum(lengths))
     states = rng.normal(size=(starts[-1], 3 * heads * size)).astype(np.float16)
     bias = rng.normal(size=(heads, 2 * limit - 1)).astype(np.float32)
-    blocks = [(text, first) for text, n in enumerate(lengths) for first in range(0, n, QUERIES)]
-    # One that is not used.
-    blocks.append((0, 0))
+    blocks = [
+        (first, end, end, place)
+        for first, end in itertools.pairwise(starts)
+        for place in range(0, end - first, QUERIES)
+    ]
+    # One that is not there.
+    blocks.append((0, 0, 0, 0))
     out = poisoned(int(starts[-1]), heads * size, dtype=torch.float16)
     kernels.attention[(len(blocks), heads)](
-        count_of(len(blocks) - 1),
         tensor(states, torch.float16),
+        tensor(blocks, torch.int32),
+        tensor(bias.ravel()) if has["biased"] else None,
         out,
-        tensor(starts, torch.int32),
-        tensor(starts[1:], torch.int32),
-        tensor([text for text, _ in blocks], torch.int32),
-        tensor([first for _, first in blocks], torch.int32),
-        tensor(bias.ravel()),
         scale=0.25,
         width=heads * size,
-        stride=3 * heads * size,
-        out_stride=heads * size,
         limit=limit,
-        window=window,
+        window=window if has["windowed"] else None,
         size=size,
         wide=32,
+        causal=has["causal"],
         queries=QUERIES,
         keys=KEYS,
-        **has,
     )
     for first, end in itertools.pairwise(starts):
         own = states[first:end].astype(np.float64).reshape(-1, 3, heads, size)
@@ -306,7 +278,9 @@ def test_attention_of_a_text_ignores_the_texts_around_it(length, options) -> Non
         assert close(out[first:end], wanted.reshape(end - first, -1))
 
 
-@pytest.mark.parametrize("pooling", ["max", "sum", "mean", "mean_sqrt_len_tokens", "weightedmean"])
+@pytest.mark.parametrize(
+    "pooling", ["first", "last", "max", "sum", "mean", "mean_sqrt_len_tokens", "weightedmean"]
+)
 def test_rows_of_texts_are_pooled(pooling) -> None:
     rng = np.random.default_rng(0)
     starts = np.array([0, 1, 6, 9])
@@ -322,6 +296,7 @@ def test_rows_of_texts_are_pooled(pooling) -> None:
             "mean_sqrt_len_tokens": 1 / np.sqrt(len(rows)),
             "weightedmean": 2 * np.arange(1, len(rows) + 1)[:, None] / len(rows) / (len(rows) + 1),
         }.get(pooling, 1.0)
-        wanted = rows.max(axis=0) if pooling == "max" else (rows * weights).sum(axis=0)
+        chosen = {"first": rows[0], "last": rows[-1], "max": rows.max(axis=0)}
+        wanted = chosen.get(pooling, (rows * weights).sum(axis=0))
         assert close(out[text, :39], wanted, 1e-6)
         assert out[text, 39].isnan()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ from cuda_models import SHAPES, SMALL
 from native_models import VOCABULARY, Shape, packed_model, random_batch, random_model
 from qdqbert.common.errors import CheckpointError, GraphError, UserInputError
 from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm
+from qdqbert.engines.cuda import program, texts
 from qdqbert.engines.cuda import runner as cuda_runner
-from qdqbert.engines.cuda.program import Chunk
-from qdqbert.engines.cuda.runner import CudaRunner, chunks_of
+from qdqbert.engines.cuda.runner import CudaRunner
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.evidence.fidelity import sqnr_db
@@ -29,11 +30,11 @@ NAME = "last_hidden_state"
 @pytest.fixture(autouse=True)
 def short_programs(monkeypatch) -> None:
     """The interpreter runs each row of a program, used or not."""
-    monkeypatch.setattr(cuda_runner, "_CAPACITIES", (8, 16))
+    monkeypatch.setattr(texts, "CAPACITIES", (8, 16))
 
 
 def runner_of(packed: Any) -> CudaRunner:
-    return CudaRunner(packed, device=CPU, capability=80)
+    return CudaRunner(packed, CPU, 80)
 
 
 def reference(shape: Shape, batch: dict[str, Any]) -> NDArray[np.float64]:
@@ -242,33 +243,25 @@ def test_a_gpu_without_room_for_a_batch_says_what_to_do(with_heads, monkeypatch)
     assert runner.run(batch, ["logits"])
 
 
+def test_the_memory_for_a_very_long_text_is_free_after_it(monkeypatch) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def buffers_of(*arguments: Any) -> Any:
+        buffers = program.buffers_of(*arguments)
+        made.append(weakref.ref(buffers["states"]))
+        return buffers
+
+    monkeypatch.setattr(cuda_runner, "buffers_of", buffers_of)
+    runner = runner_of(packed_model(Shape(**SMALL, floats=True, layers=1)))
+    runner.run(random_batch((3, 35, 20)))
+    # Programs for all others share theirs.
+    assert [each() is not None for each in made] == [True, False, False]
+    runner.run(random_batch((16, 9, 1)))
+    assert len(made) == 3
+
+
 def test_a_damaged_model_is_refused() -> None:
     packed = packed_model(Shape(floats=True, layers=1))
     packed.arrays["words"] = packed.arrays["words"][:, :-1]
     with pytest.raises(CheckpointError, match="'words'"):
         runner_of(packed)
-
-
-@pytest.mark.parametrize("most", [1024, 8192])
-@pytest.mark.parametrize("lengths", [[1] * 2000, [8192] * 3, [9000, 1, 8191, 1], [100] * 200, [7]])
-def test_chunks_have_each_token_once_and_fit(lengths, most) -> None:
-    starts = np.append(0, np.cumsum(lengths)).astype(np.int32)
-    numbers = np.arange(starts[-1], dtype=np.int32)
-    batch = Chunk(
-        ids=numbers,
-        positions=numbers,
-        types=numbers,
-        factors=None,
-        starts=starts,
-        attended=np.array(lengths, np.int32),
-    )
-    chunks = chunks_of(batch, most)
-    np.testing.assert_array_equal(np.concatenate([each.ids for each in chunks]), numbers)
-    assert [length for each in chunks for length in each.attended] == lengths
-    for chunk in chunks:
-        texts, firsts = chunk.blocks
-        assert len(chunk.ids) <= most or len(chunk.attended) == 1
-        # The blocks of a text begin at its first query, and end with its last one.
-        for text, length in enumerate(chunk.attended):
-            own = firsts[texts == text]
-            np.testing.assert_array_equal(own, np.arange(0, length, 64))

@@ -145,18 +145,14 @@ def open_on(device: Device, model: Path | Packed) -> Runner:
 
     _check_fork(torch, device.name)
     try:
-        return CudaRunner(model, device=torch.device(device.name), capability=device.capability)
+        return CudaRunner(model, torch.device(device.name), device.capability)
     except torch.cuda.OutOfMemoryError as error:
-        raise UserInputError(
-            f"`device={device.name!r}`: the model does not fit into the free memory of "
-            f"{device.card}. Pass `device='cpu'`.",
-            argument="device",
-        ) from error
+        reason = f"the model does not fit into the free memory of {device.card}"
+        raise _refused(device.name, reason) from error
     except torch.AcceleratorError as error:
         # Another process has the GPU alone, or so little memory is free that CUDA does not start.
-        raise _refused(
-            device.name, f"CUDA does not start on {device.card}: {one_line(error)}"
-        ) from error
+        reason = f"CUDA does not start on {device.card}: {one_line(error)}"
+        raise _refused(device.name, reason) from error
 
 
 def _check_fork(torch: Any, name: str) -> None:

@@ -29,54 +29,22 @@ class Tile:
     stages: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AttentionBlock:
-    """A block of attention. Results depend on `keys` only.
-
-    Attributes:
-        queries: Queries of a block.
-        keys: Keys that are read at a time.
-        warps: Groups of 32 threads.
-        stages: Steps whose operands are in shared memory at the same time.
-    """
-
-    queries: int = 64
-    keys: int = 64
-    warps: int = 4
-    stages: int = 2
-
-
-_AMPERE = (
-    (2048, Tile(rows=128, columns=128, step=128, warps=8, stages=3)),
-    (512, Tile(rows=64, columns=128, step=128, warps=4, stages=3)),
+# Up to 511 tokens.
+_FEW = (
     (128, Tile(rows=64, columns=64, step=128, warps=4, stages=4)),
     (0, Tile(rows=16, columns=64, step=128, warps=4, stages=4)),
 )
+_LOW = (512, Tile(rows=64, columns=128, step=128, warps=4, stages=3))
 # 99 KiB of shared memory.
-_SMALL = (
-    (2048, Tile(rows=128, columns=128, step=64, warps=8, stages=4)),
-    (512, Tile(rows=64, columns=128, step=128, warps=4, stages=3)),
-    (128, Tile(rows=64, columns=64, step=128, warps=4, stages=4)),
-    (0, Tile(rows=16, columns=64, step=128, warps=4, stages=4)),
-)
-_HOPPER = (
-    (2048, Tile(rows=128, columns=256, step=128, warps=8, stages=3)),
-    (512, Tile(rows=128, columns=128, step=128, warps=8, stages=4)),
-    (128, Tile(rows=64, columns=64, step=128, warps=4, stages=4)),
-    (0, Tile(rows=16, columns=64, step=128, warps=4, stages=4)),
-)
-_BLACKWELL = (
-    (512, Tile(rows=128, columns=128, step=128, warps=8, stages=4)),
-    (128, Tile(rows=64, columns=64, step=128, warps=4, stages=4)),
-    (0, Tile(rows=16, columns=64, step=128, warps=4, stages=4)),
-)
+_SMALL = ((2048, Tile(rows=128, columns=128, step=64, warps=8, stages=4)), _LOW, *_FEW)
+_SQUARE = (512, Tile(rows=128, columns=128, step=128, warps=8, stages=4))
 
 TILES: Mapping[int, Sequence[tuple[int, Tile]]] = {
-    80: _AMPERE,
+    80: ((2048, Tile(rows=128, columns=128, step=128, warps=8, stages=3)), _LOW, *_FEW),
     86: _SMALL,
     89: _SMALL,
-    90: _HOPPER,
-    100: _BLACKWELL,
+    90: ((2048, Tile(rows=128, columns=256, step=128, warps=8, stages=3)), _SQUARE, *_FEW),
+    100: (_SQUARE, *_FEW),
     120: _SMALL,
 }
 """For each compute capability, times 10: least numbers of tokens, and the tile from there on."""
@@ -84,9 +52,8 @@ TILES: Mapping[int, Sequence[tuple[int, Tile]]] = {
 FLOAT_TILE = Tile(rows=32, columns=64, step=32, warps=4, stages=2)
 """The tile of layers in float32, whatever their size, so that a row's sums have one order."""
 
-ATTENTION = AttentionBlock()
-# Heads of more than 128 channels, whose keys would take more shared memory than some GPUs have.
-_WIDE_ATTENTION = AttentionBlock(keys=32, warps=8)
+QUERIES = 64
+"""Queries of a block of attention."""
 
 # Columns of tiles whose sums an activation function changes, and of tiles with a gate's sums, too.
 # More of them need more registers than there are.
@@ -113,6 +80,11 @@ def tile_of(
     return dataclasses.replace(found, step=max(found.step // bytes_of_code, 16))
 
 
-def attention_of(size: int) -> AttentionBlock:
-    """Return the block of attention of heads of some channels; all have as many queries."""
-    return ATTENTION if size <= 128 else _WIDE_ATTENTION
+def attention_of(size: int) -> dict[str, int]:
+    """Return the constants of attention's kernel for heads of some channels.
+
+    Results depend on `keys` only.
+    """
+    # Keys of wider heads would take more shared memory than some GPUs have.
+    keys, warps = (64, 4) if size <= 128 else (32, 8)
+    return {"queries": QUERIES, "keys": keys, "num_warps": warps, "num_stages": 2}

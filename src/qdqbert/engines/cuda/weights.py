@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+import triton
 from numpy.typing import NDArray
 
+from qdqbert.common.errors import GraphError
+from qdqbert.common.input_names import POOLED
 from qdqbert.encoders.shared_table import joined
-from qdqbert.engines.cuda.supported import check_supported
+from qdqbert.engines.native.checks import check_packed
+from qdqbert.engines.native.features import Features
+from qdqbert.engines.native.memory import padded
+from qdqbert.engines.native.schema import NORMS
+from qdqbert.engines.native.static import KIND
 from qdqbert.engines.native.storage import Packed
 from qdqbert.quantization.hadamard import Hadamard
+
+# Settings of packed models that the kernels do not compute, in words.
+_UNSUPPORTED = {
+    "relative": "relative positions (DeBERTa)",
+    "convolution": "a convolution of the embeddings",
+    "tail": "operations of an .onnx file that are not known",
+}
 
 # Side of the matrices that tensor cores multiply, at least.
 _LEAST = 16
@@ -22,6 +37,8 @@ _COLUMNS = 64
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spread:
     """The channels of a row as a matrix of groups, which a Hadamard matrix multiplies, if any.
+
+    The fields are arguments of kernels.
 
     Attributes:
         width: Number of channels.
@@ -39,218 +56,247 @@ class Spread:
     groups: int
     matrix: torch.Tensor | None
 
-    @property
-    def constants(self) -> dict[str, Any]:
-        """The constants of kernels."""
-        sizes = {each: getattr(self, each) for each in ("members", "block", "repeats", "groups")}
-        return {"spread": self.matrix is not None, **sizes}
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LinearTensors:
+class Linear:
     """A linear layer.
 
     Attributes:
         weights: `(columns, depth)`, int8, float16 or float32.
-        factors: `(columns,)` float32, scales of int8 weights.
         bias: `(columns,)` float32.
-        multiplier: `(depth,)` float32, what inputs are multiplied by before they become codes.
         columns: Number of columns of the result, half of all if the layer has a gate.
+        factors: `(columns,)` float32, scales of int8 weights; `None` for floats.
+        multiplier: `(depth,)` float32, what inputs are multiplied by before they become codes;
+            `None` for floats.
     """
 
     weights: torch.Tensor
-    factors: torch.Tensor
     bias: torch.Tensor
-    multiplier: torch.Tensor
     columns: int
+    factors: torch.Tensor | None = None
+    multiplier: torch.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NormTensors:
+class Norm:
     """A LayerNorm or RMSNorm.
 
     Attributes:
-        weight: `(channels,)` float32.
-        bias: `(channels,)` float32.
-        epsilon: Added to the variance.
+        values: `(3, channels)` float32: weights, biases, and what is added to the variance.
         subtracts_mean: Whether it is a LayerNorm.
     """
 
-    weight: torch.Tensor
-    bias: torch.Tensor
-    epsilon: float
+    values: torch.Tensor
     subtracts_mean: bool
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of kernels."""
-        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LayerTensors:
+class Layer:
     """An encoder layer. Linear layers of queries, keys and values are one.
 
     Attributes:
         norms: Its norms by part; see `engines.native.schema.NORMS`.
-        head_norms: `(2, 2, channels)`, weights and biases of the norms of queries and of keys, if
-            it has them: of all heads, or of each.
+        head_norms: `(2, 3, channels)`, the values of the norms of queries and of keys, if it has
+            them: of all heads, or of each.
         position_bias: `(heads, 2 * limit - 1)`, and some more values; `None` without.
         window: As in `encoders.model.Attention`.
-        rotation: Index of its rotation; `None` without.
+        rotation: `(limit, 2, head_size / 2)`, cosines and sines; `None` without.
     """
 
-    projections: LinearTensors
-    output: LinearTensors
-    up: LinearTensors
-    down: LinearTensors
-    norms: dict[str, NormTensors]
+    projections: Linear
+    output: Linear
+    up: Linear
+    down: Linear
+    norms: Mapping[str, Norm]
     head_norms: torch.Tensor | None
     position_bias: torch.Tensor | None
     window: int | None
-    rotation: int | None
+    rotation: torch.Tensor | None
 
 
 def spread_of(width: int, matrix: Hadamard | None, device: torch.device) -> Spread:
     """Return how kernels read the channels of a row, with a Hadamard matrix or without."""
-    order = matrix.order if matrix else min(width & -width, _COLUMNS)
-    repeats = max((_COLUMNS if matrix is None else _LEAST) // order, 1)
-    rows = -(-width // (order * repeats))
-    groups = 1 << (rows - 1).bit_length()
-    if matrix is None:
-        return Spread(
-            width=width, members=1, block=order, repeats=repeats, groups=groups, matrix=None
-        )
-    eye = np.eye(order, dtype=np.float32)
-    # Of a single group, the members follow each other.
-    whole = np.kron(np.eye(repeats, dtype=np.float32), matrix.spread(eye))
+    # Without a matrix, parts of a row are groups, as long as they can be.
+    group = matrix or Hadamard(block=min(width & -width, _COLUMNS))
+    repeats = max((_LEAST if matrix else _COLUMNS) // group.order, 1)
+    groups, whole = triton.next_power_of_2(triton.cdiv(width, group.order * repeats)), None
+    if matrix is not None:
+        groups = max(groups, _LEAST)
+        # Of a single group, the members follow each other.
+        one = matrix.spread(np.eye(matrix.order, dtype=np.float32))
+        found = np.kron(np.eye(repeats, dtype=np.float32), one)
+        whole = torch.from_numpy(found).to(device, torch.float16)
     return Spread(
         width=width,
-        members=matrix.members,
-        block=matrix.block,
+        members=group.members,
+        block=group.block,
         repeats=repeats,
-        groups=max(groups, _LEAST),
-        matrix=torch.from_numpy(whole).to(device, torch.float16),
+        groups=groups,
+        matrix=whole,
     )
 
 
-class Tensors:
-    """The tensors of a packed model on a device.
+class Model:
+    """A packed model on a device.
 
     Attributes:
         device: The device.
-        packed: The packed model.
+        capability: Compute capability of the GPU, times 10.
         features: Its features.
+        settings: Its settings.
+        hidden: Number of channels of states, with padding.
+        words: Table of words, `(vocabulary, channels)`, int8 or float32.
+        word_scale: Scales of its channels; `None` for floats.
+        positions: Table of positions; `None` without.
+        types: Table of token types.
+        embedding_norm: Norm of the embeddings; `None` without.
+        projection: Linear layer that follows it; `None` without.
+        layers: The encoder layers.
+        final_norm: Norm of the last states; `None` without.
+        width: Number of channels of all heads, with padding.
+        spreads: How the channels of states, contexts and inner rows become codes, by name.
     """
 
-    def __init__(self, packed: Packed, device: torch.device) -> None:
-        """Check the model. Tensors are copied when they are asked for."""
+    def __init__(self, packed: Packed, device: torch.device, capability: int) -> None:
+        """Check a model, and copy its arrays to a device.
+
+        Raises:
+            CheckpointError: The file is damaged.
+            GraphError: The kernels do not compute a part of the model.
+        """
         self.features = check_supported(packed)
-        self.packed, self.device = packed, device
-        self.settings = packed.settings
+        self.device, self.capability = device, capability
+        self.settings, self._arrays = packed.settings, packed.arrays
+        settings, embeddings = self.settings, self.settings["embeddings"]
+        self.hidden = padded(settings["hidden"])
+        self.words, self.types = self._tensor("words"), self._tensor("token_types")
+        self.word_scale = self._optional("word_scale")
+        self.positions = self._tensor("positions") if embeddings["has_positions"] else None
+        self.embedding_norm = self._norm_if("embedding_norm", embeddings["norm"])
+        projection = embeddings["projection"]
+        self.projection = self.float_linear("projection", projection) if projection else None
+        rotations = [self._tensor(f"rotations.{n}") for n in range(settings["rotations"])]
+        self.layers = [self._layer(each, rotations) for each in range(len(settings["layers"]))]
+        self.final_norm = self._norm_if("final_norm", settings["final_norm"])
+        self.width = len(self.layers[0].projections.bias) // 3
+        channels = {
+            "states": (settings["hidden"], self.features.spread_states),
+            "contexts": (settings["heads"] * settings["head_size"], None),
+            "inner": (settings["inner"], self.features.spread_inner),
+        }
+        self.spreads = {name: spread_of(*each, device) for name, each in channels.items()}
 
-    def of(self, name: str) -> torch.Tensor:
-        """Return an array as a tensor."""
-        return self.copied(self.packed.arrays[name])
+    def norm(self, name: str, settings: Mapping[str, Any]) -> Norm:
+        """Return a norm."""
+        weight, bias = (self._arrays[f"{name}.{part}"] for part in ("weight", "bias"))
+        values = np.stack([weight, bias, np.full_like(weight, settings["epsilon"])])
+        return Norm(values=self._copied(values), subtracts_mean=settings["subtracts_mean"])
 
-    def copied(self, array: NDArray[Any]) -> torch.Tensor:
-        """Return a copy of an array on the device, row by row."""
+    def float_linear(self, name: str, settings: Mapping[str, Any]) -> Linear:
+        """Return a linear layer of a head or of the embeddings, in float32."""
+        columns, arrays = settings["width"], self._arrays
+        if not settings["tied"]:
+            weights = _plain(arrays[f"{name}.weights"])
+        elif "word_rest" in arrays:
+            weights = joined(arrays["words"], arrays["word_rest"], arrays["word_scale"])
+        else:
+            weights = arrays["words"]
+        return Linear(
+            weights=self._copied(weights[:columns]),
+            bias=self._tensor(f"{name}.bias"),
+            columns=columns,
+        )
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        return self._copied(self._arrays[name])
+
+    def _optional(self, name: str) -> torch.Tensor | None:
+        return self._tensor(name) if name in self._arrays else None
+
+    def _copied(self, array: NDArray[Any]) -> torch.Tensor:
         # Mapped arrays cannot be written, of which torch warns.
         return torch.from_numpy(np.array(array, order="C")).to(self.device)
 
-    def none(self) -> torch.Tensor:
-        """Return what a kernel gets for a tensor that it does not read."""
-        return torch.zeros(1, dtype=torch.float32, device=self.device)
+    def _norm_if(self, name: str, settings: Mapping[str, Any] | None) -> Norm | None:
+        return None if settings is None else self.norm(name, settings)
 
-    def norm(self, name: str, settings: dict[str, Any] | None) -> NormTensors | None:
-        """Return a norm, if the model has it."""
-        if settings is None:
-            return None
-        return NormTensors(
-            weight=self.of(f"{name}.weight"),
-            bias=self.of(f"{name}.bias"),
-            epsilon=settings["epsilon"],
-            subtracts_mean=settings["subtracts_mean"],
-        )
-
-    def layer(self, index: int) -> LayerTensors:
-        """Return a layer."""
+    def _layer(self, index: int, rotations: list[torch.Tensor]) -> Layer:
         name, settings = f"layers.{index}", self.settings["layers"][index]
         norms = {
-            part: found
-            for part in settings
-            if part.endswith("norm") or part == "attention_again"
-            if (found := self.norm(f"{name}.{part}", settings[part])) is not None
+            part: self.norm(f"{name}.{part}", settings[part])
+            for part in NORMS
+            if settings.get(part) is not None
         }
-        bias = f"{name}.position_bias"
-        return LayerTensors(
+        rotation = settings["rotation"]
+        return Layer(
             projections=self._linear(*(f"{name}.{part}" for part in ("query", "key", "value"))),
             output=self._linear(f"{name}.output"),
             up=self._linear(f"{name}.up", gated=self.features.gated),
             down=self._linear(f"{name}.down"),
             norms=norms,
             head_norms=self._of_heads(norms),
-            position_bias=self.of(bias) if bias in self.packed.arrays else None,
+            position_bias=self._optional(f"{name}.position_bias"),
             window=settings["window"],
-            rotation=settings["rotation"],
+            rotation=None if rotation is None else rotations[rotation],
         )
 
-    def _linear(self, *names: str, gated: bool = False) -> LinearTensors:
+    def _linear(self, *names: str, gated: bool = False) -> Linear:
         """Return linear layers with one input as one, in int8 or float16."""
-        arrays = self.packed.arrays
-        bias = np.concatenate([arrays[f"{name}.bias"] for name in names])
-        plain = np.concatenate([_plain(arrays[f"{name}.weights"]) for name in names])
-        weights = self.copied(plain)
+        arrays = self._arrays
+        weights = self._copied(
+            np.concatenate([_plain(arrays[f"{each}.weights"]) for each in names])
+        )
+        bias = self._copied(np.concatenate([arrays[f"{each}.bias"] for each in names]))
+        columns = len(bias) // (2 if gated else 1)
         if self.features.floats:
-            none = self.none()
-            factors, multiplier, weights = none, none, weights.to(torch.float16)
-        else:
-            found = np.concatenate([arrays[f"{name}.factor"] for name in names])
-            factors, multiplier = self.copied(found), self.of(f"{names[0]}.multiplier")
-        return LinearTensors(
+            return Linear(weights=weights.to(torch.float16), bias=bias, columns=columns)
+        factors = np.concatenate([arrays[f"{each}.factor"] for each in names])
+        return Linear(
             weights=weights,
-            factors=factors,
-            bias=self.copied(bias),
-            multiplier=multiplier,
-            columns=len(bias) // (2 if gated else 1),
+            bias=bias,
+            columns=columns,
+            factors=self._copied(factors),
+            multiplier=self._tensor(f"{names[0]}.multiplier"),
         )
 
-    def _of_heads(self, norms: dict[str, NormTensors]) -> torch.Tensor | None:
+    def _of_heads(self, norms: Mapping[str, Norm]) -> torch.Tensor | None:
         if not self.features.normalizes_heads:
             return None
         heads = 1 if self.features.norms_each_head else self.settings["heads"]
         channels = heads * self.settings["head_size"]
-        both = [norms[f"{part}_norm"] for part in ("query", "key")]
-        parts = [torch.stack([each.weight, each.bias])[:, :channels] for each in both]
-        return torch.stack(parts).contiguous()
-
-    def float_linear(self, name: str, settings: dict[str, Any]) -> LinearTensors:
-        """Return a linear layer of a head or of the embeddings, in float32."""
-        weights = (
-            self._words_as_weights()
-            if settings["tied"]
-            else _plain(self.packed.arrays[f"{name}.weights"])
-        )
-        columns = settings["width"]
-        none = self.none()
-        return LinearTensors(
-            weights=self.copied(weights[:columns]),
-            factors=none,
-            bias=self.of(f"{name}.bias"),
-            multiplier=none,
-            columns=columns,
-        )
-
-    def _words_as_weights(self) -> NDArray[np.float32]:
-        arrays = self.packed.arrays
-        if "word_rest" not in arrays:
-            return np.asarray(arrays["words"], np.float32)
-        return joined(arrays["words"], arrays["word_rest"], arrays["word_scale"])
+        both = [norms[part].values[:, :channels] for part in ("query_norm", "key_norm")]
+        return torch.stack(both).contiguous()
 
 
 def _plain(weights: NDArray[Any]) -> NDArray[Any]:
     """Return weights `(columns, depth)` of panels; see `kernels.dot.pack` and `pack_floats`."""
-    panels = weights.shape[0]
-    if weights.ndim == 4:
-        return weights.transpose(0, 2, 1, 3).reshape(panels * weights.shape[2], -1)
-    return weights.transpose(0, 2, 1).reshape(panels * weights.shape[2], -1)
+    if weights.ndim == 3:
+        weights = weights[..., None]
+    panels, _, columns, _ = weights.shape
+    return weights.transpose(0, 2, 1, 3).reshape(panels * columns, -1)
+
+
+def check_supported(packed: Packed) -> Features:
+    """Refuse a packed model with parts that the kernels do not compute; return its features.
+
+    Raises:
+        CheckpointError: The file is damaged.
+        GraphError: It has such a part. The message names it.
+    """
+    if KIND in packed.settings:
+        raise GraphError("The kernels for GPUs do not compute static embeddings.")
+    features, settings = check_packed(packed), packed.settings
+    parts = [words for name, words in _UNSUPPORTED.items() if settings.get(name) is not None]
+    if features.rounds_attention or features.rounds_adds:
+        parts.append("fake quantization of attention or residual adds")
+    if POOLED in settings["input_names"]:
+        parts.append("poolings that leave out prompts")
+    if not (features.floats or features.dynamic):
+        parts.append("stored ranges of activations (target 'native')")
+    if features.has_experts:
+        parts.append("experts, of which each token takes some")
+    if not all(layer["shares_codes"] for layer in settings["layers"]):
+        parts.append("other codes for queries than for keys or values")
+    if parts:
+        raise GraphError(f"The kernels for GPUs do not compute {' and '.join(parts)}.")
+    return features
