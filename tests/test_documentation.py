@@ -39,6 +39,7 @@ import qdqbert.verbs.benchmark.run
 import qdqbert.verbs.quantize.run
 import qdqbert.verbs.train.run
 from conftest import SIZES, save_multi_vector
+from gliner2_models import save_gliner2
 from gliner_models import save_gliner
 from jina_models import save_embedder
 from ports import free_port
@@ -196,6 +197,7 @@ def add_tutorial_files(folder: Path, save_tiny: Callable[..., Path]) -> None:
     save_multi_vector(folder / "my-colbert", mask={})
     save_reranker(folder / "my-language-model-reranker")
     save_gliner(folder / "my-gliner")
+    save_gliner2(folder / "my-gliner2")
     # As FlagEmbedding's training saves it.
     save_tiny(folder / "my-bge-m3", "xlm-roberta")
     size = SIZES["hidden_size"]

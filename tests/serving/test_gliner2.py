@@ -48,12 +48,43 @@ def test_labels_and_decisions_have_routes_too(served) -> None:
     close(answer(client, "/v1/systemone", body)["answers"], {"topic": expected})
 
 
+ORDER = {"order": ["item", "size::[small|large]", "number::str"]}
+
+
+def test_structures_have_a_route(served) -> None:
+    model, client = served
+    options = {"threshold": 0.4, "include_confidence": True, "include_spans": True}
+    expected = model.extract_json([TEXT, "a dog"], ORDER, **options)
+    assert expected[0]["order"]
+    body = {"inputs": [TEXT, "a dog"], "parameters": {"structures": ORDER, **options}}
+    for path in ("/extract-json", "/"):
+        close(answer(client, path, body), expected)
+    field = {"name": "item", "dtype": "str", "description": "what is sold"}
+    body = {"inputs": TEXT, "parameters": {"structures": {"order": [field]}}}
+    close(answer(client, "/extract-json", body), model.extract_json(TEXT, {"order": [field]}))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({}, "`parameters.structures`: field required"),
+        ({"structures": {"order": "item"}}, "parameters.structures"),
+        ({"structures": {"order": []}}, "`structures`: 'order' has to be a list of fields"),
+    ],
+)
+def test_wrong_structures_are_refused(served, parameters, message) -> None:
+    response = post(served[1], "/extract-json", {"inputs": TEXT, "parameters": parameters})
+    assert response.status_code == 422
+    assert message in response.json()["error"]
+
+
 def test_labels_and_options_of_a_request_are_limited_as_its_inputs_are(served) -> None:
     model, _ = served
     question = {"type": "choice", "criteria": {"a": None, "b": None}}
     bodies = {
         "/zero-shot-classification": {"inputs": TEXT, "parameters": {"candidate_labels": "a,b"}},
         "/v1/systemone": {"state": TEXT, "questions": {"q": question}},
+        "/extract-json": {"inputs": TEXT, "parameters": {"structures": {"order": ["a", "b"]}}},
     }
     for most, status in ((1, 413), (3, 200)):
         with TestClient(build_app({"finder": model}, limits=Limits(max_texts=most))) as client:

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 import safetensors.torch
 import torch
@@ -467,6 +468,44 @@ def distinct(texts: list[str]) -> list[str]:
 def test_structures_that_are_not_as_described_are_refused(structures, message, model) -> None:
     with pytest.raises(qdqbert.UserInputError, match=message):
         model.extract_json("a text", structures)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("as_json", [True, False])
+@pytest.mark.usual("True-jsonl", "False-parquet")
+def test_each_structure_of_a_run_is_a_column(suffix, as_json, tmp_path) -> None:
+    folder = save_gliner2(tmp_path / "model", none=-9.0)
+    data, output = tmp_path / "texts.jsonl", tmp_path / f"answers.{suffix}"
+    data.write_text("\n".join(json.dumps({"text": each, "order": 1}) for each in TEXTS))
+    structures = {**ORDER, "trip": ["place::str"]}
+    given = json.dumps(structures) if as_json else structures
+    qdqbert.run(folder, data, output, structures=given, threshold=0.4, target="float")
+    lines = output.read_text().splitlines() if suffix == "jsonl" else ()
+    rows = [json.loads(line) for line in lines] or pyarrow.parquet.read_table(output).to_pylist()
+    with qdqbert.load(folder, precision="float") as model:
+        expected = model.extract_json(TEXTS, structures, threshold=0.4)
+    assert any(each["order"] for each in expected)
+    assert [row["predicted_order"] for row in rows] == [each["order"] for each in expected]
+    assert [row["trip"] for row in rows] == [each["trip"] for each in expected]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"structures": "order"}, "`structures`: 'order' is no JSON object"),
+        ({"structures": "[]"}, r"`structures`: '\[\]' is no JSON object"),
+        ({"structures": {"order": []}}, "'order' has to be a list of fields"),
+        ({"structures": {"order": {1}}}, "`structures` cannot be written as JSON"),
+        ({"structures": ORDER, "labels": "a"}, r"`labels=\('a',\)` does not apply to a model that"),
+    ],
+)
+def test_structures_of_a_run_that_cannot_be_read_are_refused(
+    options, message, model, tmp_path
+) -> None:
+    data = tmp_path / "texts.txt"
+    data.write_text("\n".join(TEXTS))
+    with pytest.raises(qdqbert.UserInputError, match=message):
+        qdqbert.run(model.name, data, tmp_path / "out.jsonl", target="float", **options)
 
 
 def as_transformers(folder: Path, to: Path, **settings: Any) -> Path:

@@ -155,6 +155,7 @@ OptionalData = Converted[Data | None, GivenData | None]
 SeveralModels = Converted[Sequence[ModelLike], tuple[str | SavedModel | Downloaded, ...]]
 SeveralPaths = Converted[Sequence[str | Path], tuple[str, ...]]
 Column = Converted[str | int | None, str | None]
+OptionalJson = Converted[Mapping[str, Any] | str | None, str | None]
 Several = Converted[Sequence[_Item], tuple[_Item, ...]]
 
 

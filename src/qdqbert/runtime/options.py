@@ -16,7 +16,7 @@ from qdqbert.common.choices import (
     VectorKind,
 )
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.objects import Column, PathOption, Several
+from qdqbert.common.objects import Column, OptionalJson, PathOption, Several
 from qdqbert.common.options.declared import Options, option
 from qdqbert.engines.cuda.device import check_device
 
@@ -74,6 +74,9 @@ class AnswerOptions(Options):
         entailment_label: Name of the class of entailment, for models that do not name it so.
         task_name: What `labels` are about, as "mood", for models of gliner2: one of them is chosen
             for each text. Without it, they are kinds of entities.
+        structures: Fields of structures by name, for models of gliner2, which fill them: a
+            dictionary, or its JSON, as `{"order": ["item", "size::[small|large]"]}`. Each structure
+            is a column.
     """
 
     normalize: bool = False
@@ -92,6 +95,7 @@ class AnswerOptions(Options):
     hypothesis_template: str | None = None
     entailment_label: str | None = None
     task_name: str | None = None
+    structures: OptionalJson = option(default=None, json=True)
 
 
 class EngineChoice(Options):

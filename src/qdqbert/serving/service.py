@@ -23,7 +23,7 @@ from qdqbert.tasks.embedder import Embedder
 # At most, around a text.
 _SPECIAL_TOKENS = 4
 # Options with labels of a request.
-_LABELS = ("labels", "candidate_labels")
+_LABELS = ("labels", "candidate_labels", "structures")
 
 
 class ServedInfo(TypedDict):

@@ -20,6 +20,7 @@ from qdqbert.serving.fields import Body, in_parameters
 from qdqbert.serving.responses import Response
 from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Served
+from qdqbert.tasks.gliner2 import EXTRACT_JSON, SchemaExtractor
 from qdqbert.tasks.registry import TASKS
 
 _STRICT = ConfigDict(extra="forbid")
@@ -30,12 +31,16 @@ class _Parameters(Body):
 
 
 def task_routes() -> list[Route]:
-    """Return a route for each task, which may have the name of a model in its path."""
-    return [
+    """Return a route for each task, which may have the name of a model in its path.
+
+    A method that is no task of its own has one, too.
+    """
+    routes = [
         _route(name, task.model, task.route)
         for name, task in TASKS.items()
         if task.model is not None and task.route is not None
     ]
+    return [*routes, _route("extract-json", SchemaExtractor, EXTRACT_JSON)]
 
 
 def _route(name: str, kind: type[Model], route: TaskRoute) -> Route:

@@ -31,6 +31,7 @@ from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_text, described, is_text, listed_texts
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.options import AnswerOptions
+from qdqbert.runtime.routes import TaskRoute
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tasks.decisions import Question
@@ -44,7 +45,7 @@ from qdqbert.tasks.extraction import STATES, WindowReader, Words
 from qdqbert.tasks.gliner2_scores import class_scores
 from qdqbert.tasks.hypotheses import LABELED_ROWS, LabelLogits, ReadsLabels, joint_logits
 from qdqbert.tasks.span_layers import Tensors
-from qdqbert.tasks.structures import Fill, Instance, read_structures
+from qdqbert.tasks.structures import STRUCTURE_ROWS, Fill, Instance, read_structures
 from qdqbert.tasks.takes_labels import TakesLabels, refuse
 from qdqbert.tasks.task import Features, Prediction, Task, Tokenization
 from qdqbert.tasks.zero_shot_classification import (
@@ -286,7 +287,9 @@ class SchemaExtractor(_ReadsSchemas, EntityExtractor):
         )
 
     def row_format(self, options: AnswerOptions) -> RowFormat:
-        """Return the columns of a model that chooses among `labels`, if they are about a task."""
+        """Return the columns for what a call asks: structures, one of `labels`, or entities."""
+        if options.structures is not None:
+            return STRUCTURE_ROWS
         return self.rows if options.task_name is None else LABELED_ROWS
 
 
@@ -302,6 +305,20 @@ class SchemaClassifier(_ReadsSchemas, ZeroShotClassifier):
         temperature = self._loaded.artifact.task_options.decision_temperature
         return {"decision_temperature": temperature, **self._loaded.closeness}
 
+
+EXTRACT_JSON = TaskRoute(
+    inputs=(str,),
+    parameters={
+        "structures": ...,
+        "threshold": THRESHOLD,
+        "include_confidence": False,
+        "include_spans": False,
+    },
+    method="json_job",
+    example="Two large pizzas, please!",
+    example_parameters={"structures": {"order": ["item", "size::[small|large]"]}},
+)
+"""The route of structures."""
 
 GLINER2 = dataclasses.replace(ENTITY_EXTRACTION, model=SchemaExtractor)
 """Entities by checkpoints of gliner2."""

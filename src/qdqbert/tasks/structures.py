@@ -13,11 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.common.errors import UserInputError
+from qdqbert.common.errors import CheckpointError, UserInputError
+from qdqbert.common.json_files import parse_object, shown
+from qdqbert.data.tables.rows import Column, Kind
 from qdqbert.encoders.checkpoint.gliner2 import FIELD, Schema
 from qdqbert.encoders.model import Floats
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_text, described, is_text
+from qdqbert.runtime.options import AnswerOptions
+from qdqbert.runtime.rows import RowFormat
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tasks.extraction import (
     STATES,
@@ -102,6 +106,44 @@ def read_structures(given: Any) -> list[Structure]:
             raise _refused(f"{name!r} has a field twice")
         found.append(Structure(name=name, fields=made))
     return found
+
+
+def _of_options(options: AnswerOptions) -> dict[str, Any]:
+    """Return the structures of a run, which are not checked."""
+    try:
+        return parse_object(options.structures or "", "`structures`")
+    except CheckpointError as error:
+        raise _refused(f"{shown(options.structures)} is no JSON object") from error
+
+
+def _columns(options: AnswerOptions) -> tuple[Column, ...]:
+    """Return a column for each structure, with a list of instances."""
+    kinds: Mapping[bool, Kind] = {True: "texts", False: "text"}
+    return tuple(
+        Column(
+            name=each.name,
+            kind="records",
+            fields=tuple((field.name, kinds[field.is_list]) for field in each.fields),
+        )
+        for each in read_structures(_of_options(options))
+    )
+
+
+def _row_job(model: Any, options: AnswerOptions) -> Fill:
+    threshold = {} if options.threshold is None else {"threshold": options.threshold}
+    job: Fill = model.json_job(structures=_of_options(options), **threshold)
+    return job
+
+
+STRUCTURE_ROWS = RowFormat(
+    name="a model that fills `structures` of the call",
+    options=("structures", "threshold"),
+    needs=("structures",),
+    columns=_columns,
+    job=_row_job,
+    values=lambda answer, _: tuple(answer.values()),
+)
+"""Columns of a model that fills structures which a call names."""
 
 
 def _field(given: Any, structure: str) -> Field:

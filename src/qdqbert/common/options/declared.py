@@ -15,6 +15,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import json
 import operator
 import os
 import shlex
@@ -60,6 +61,7 @@ def option(
     python_only: bool | None = None,
     writes: Literal["replaced", "filled"] | None = None,
     commas: bool | None = None,
+    json: bool | None = None,
     without: tuple[str, ...] | None = None,
     at_least: Number | None = None,
     above: Number | None = None,
@@ -79,6 +81,7 @@ def option(
         writes: What becomes of the path if it exists: a file or folder is "replaced", or files are
             written into a folder, which is "filled".
         commas: Whether a text with commas is several values.
+        json: Whether a dictionary is a value, too, and becomes its JSON.
         without: Fields of a group that the function does not take.
         at_least: Smallest value.
         above: Bound that the value has to exceed.
@@ -383,6 +386,8 @@ def _converted(option: Declared, value: Any) -> Any:
         value = str(value)
     if Rows in get_args(option.type):
         return as_rows(value) or value
+    if option.settings.get("json") and isinstance(value, Mapping):
+        return _json_of(option, value)
     if option.is_sequence and value is not None:
         if option.settings.get("commas") and isinstance(value, str):
             value = [part.strip() for part in value.split(",") if part.strip()]
@@ -390,6 +395,17 @@ def _converted(option: Declared, value: Any) -> Any:
         items = (value,) if is_item else value
         return tuple(str(item) if isinstance(item, Path) else plain(item) for item in items)
     return value
+
+
+def _json_of(option: Declared, value: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise UserInputError(
+            f"`{option.name}` cannot be written as JSON: {error}. Pass texts, lists and "
+            "dictionaries.",
+            argument=option.name,
+        ) from error
 
 
 def placed(option: Declared, value: Any) -> Any:
