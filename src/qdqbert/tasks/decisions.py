@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import described, is_text, listed_labels
 from qdqbert.runtime.scheduler import EncodedItem
-from qdqbert.tasks.hypotheses import LabelLogits, ReadsLabels
+from qdqbert.tasks.hypotheses import LabelJob, LabelLogits
 from qdqbert.tasks.logits import apply, probabilities
 
 Kind = Literal["choice", "score", "noul"]
@@ -171,28 +170,20 @@ def _said(text: Any, name: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Decide:
-    """The job whose answer is a `Decision` on each text, or several by name; see `Job`.
+class Decide(LabelJob):
+    """The job whose answer is a `Decision` on each text, or several by name.
+
+    Its reader reads what the questions' options say, one question after the other.
 
     Attributes:
-        reader: Reads what the questions' options say, one question after the other.
         questions: The questions by name; a single one without a name is "".
         temperature: Divides logits of options.
         threshold: Least probability of an option that is chosen; `None` for any.
     """
 
-    reader: ReadsLabels
     questions: Mapping[str, Question]
     temperature: float
     threshold: float | None
-
-    def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
-        """Return the model inputs of each text with the options."""
-        return self.reader.encode(items)
-
-    def split(self, results: Results) -> Sequence[Any]:
-        """Return the part of a batch's outputs that is kept of each feature."""
-        return self.reader.split(results)
 
     def answer(self, _: str, encoded: EncodedItem, values: Sequence[Any], /) -> Any:
         """Return the decisions."""

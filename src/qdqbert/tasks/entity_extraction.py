@@ -15,9 +15,8 @@ from qdqbert.data.rows.conll import OUTSIDE, TokenExample, read_sentences
 from qdqbert.data.rows.data import Dataset, check_each
 from qdqbert.data.tables.rows import Column, Kind
 from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER, GlinerHead
-from qdqbert.encoders.checkpoint.own_layers import SPAN_WEIGHTS, SpanHead
-from qdqbert.encoders.checkpoint.sentence_files import file_finder, text_reader
-from qdqbert.encoders.checkpoint.text_heads import read_span_head
+from qdqbert.encoders.checkpoint.own_layers import SpanHead
+from qdqbert.encoders.checkpoint.text_heads import stored_head
 from qdqbert.encoders.model import Floats
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import (
@@ -35,7 +34,6 @@ from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.entities import Entity, counts_of, find_entities
 from qdqbert.tasks.entity_scores import entity_scores
 from qdqbert.tasks.extraction import (
-    STATES,
     Extract,
     FoundEntity,
     Span,
@@ -45,8 +43,10 @@ from qdqbert.tasks.extraction import (
     chosen,
     merged,
 )
+from qdqbert.tasks.hypotheses import STATES
 from qdqbert.tasks.label_vectors import EmbedLabels, KeptLabels
 from qdqbert.tasks.logits import apply
+from qdqbert.tasks.span_layers import Tensors
 from qdqbert.tasks.span_scores import Found, SpanScorer
 from qdqbert.tasks.task import (
     Answer,
@@ -58,6 +58,7 @@ from qdqbert.tasks.task import (
     Score,
     Task,
     Tokenization,
+    tokenization_of,
 )
 
 SAMPLE_LABELS = ("person", "organization", "location", "date", "product")
@@ -119,13 +120,8 @@ class EntityExtractor(Model):
         """
         super().__init__(loaded)
         folder = loaded.artifact.directory
-        head = read_span_head(text_reader(file_finder(folder)))
-        if head is None:
-            raise CheckpointError(
-                f"{str(folder)!r} is incomplete: the settings of {SPAN_WEIGHTS} are missing."
-            )
-        self._head: SpanHead = head
-        self._scorer = SpanScorer.of_folder(head, folder)
+        self._head = head = stored_head(folder, SpanHead)
+        self._scorer = SpanScorer.of(head, Tensors.of_folder(folder, head))
         self._labels: Embedder | None = None
         if isinstance(head, GlinerHead) and head.has_labels_encoder:
             if loaded.labels_encoder is None:
@@ -215,16 +211,10 @@ class EntityExtractor(Model):
         """Return the job of a call with these options, for `stream`."""
         check_threshold(threshold)
         described_labels = _descriptions(labels, self._head)
-        loaded = self._loaded
         reader = None
         if described_labels:
-            reader = WindowReader.of(
-                described_labels,
-                self._head,
-                loaded.tokenizer,
-                input_names=loaded.artifact.input_names,
-                max_length=self.max_length,
-            )
+            words = self._head.prompt(described_labels)
+            reader = WindowReader.of(words, self._head, tokenization_of(self._loaded))
         said = [name if text is None else text for name, text in described_labels.items()]
         return Extract(
             reader=reader,
@@ -318,13 +308,7 @@ def _encode(
     """Make features of sentences or texts, behind the kinds of all entities that tags mark."""
     kinds = {each.type for example in examples for each in _known(example)}
     labels = tuple(sorted(kinds)) or SAMPLE_LABELS
-    reader = WindowReader.of(
-        dict.fromkeys(labels),
-        scorer.head,
-        how.tokenizer,
-        input_names=how.input_names,
-        max_length=how.max_length,
-    )
+    reader = WindowReader.of(scorer.head.prompt(dict.fromkeys(labels)), scorer.head, how)
     vectors = None if embed is None else embed(labels)
     inputs: list[Any] = []
     places: list[_Place] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
@@ -25,9 +25,9 @@ from qdqbert.encoders.model import Floats
 from qdqbert.runtime.batches import Feature, Results
 from qdqbert.runtime.inputs import check_text
 from qdqbert.runtime.scheduler import EncodedItem
+from qdqbert.tasks.hypotheses import STATES
 from qdqbert.tasks.span_scores import Found, SpanScorer, Tokens
-
-STATES = "last_hidden_state"
+from qdqbert.tasks.task import Tokenization
 
 # Fewest tokens of a text that are read next to the labels.
 _LEAST_ROOM = 32
@@ -197,31 +197,10 @@ class WindowReader:
     @classmethod
     def of(
         cls,
-        labels: Mapping[str, str | None],
-        head: SpanHead,
-        tokenizer: Tokenizer,
-        *,
-        input_names: Sequence[str],
-        max_length: int,
-    ) -> WindowReader:
-        """Return the reader of texts behind labels with their descriptions, `None` for none.
-
-        Raises:
-            UserInputError: The labels leave no room for a text in `max_length` tokens.
-        """
-        return cls.behind(
-            head.prompt(labels), head, tokenizer, input_names=input_names, max_length=max_length
-        )
-
-    @classmethod
-    def behind(
-        cls,
         words: PromptWords,
         head: SpanHead,
-        tokenizer: Tokenizer,
+        how: Tokenization,
         *,
-        input_names: Sequence[str],
-        max_length: int,
         argument: str = "labels",
         what: str = "label",
     ) -> WindowReader:
@@ -230,22 +209,22 @@ class WindowReader:
         `what` is one of them, for messages.
 
         Raises:
-            UserInputError: The words leave no room for a text in `max_length` tokens.
+            UserInputError: The words leave no room for a text.
         """
-        whole = tokenizer.cutting(None)
+        whole = how.tokenizer.cutting(None)
         prompt = Prompt.of(words, whole)
         (end,) = whole.encode_batch([[*head.ends[:1]]], words=True, special=False)
-        room = max_length - len(prompt) - len(end.ids)
-        if room < min(_LEAST_ROOM, max_length // 2):
+        room = how.max_length - len(prompt) - len(end.ids)
+        if room < min(_LEAST_ROOM, how.max_length // 2):
             raise UserInputError(
                 f"`{argument}` are {counted(words.labels, what)} of {len(prompt)} tokens, which "
-                f"leave {max(room, 0)} of {max_length} for a text. Pass fewer or shorter ones in a "
-                "call.",
+                f"leave {max(room, 0)} of {how.max_length} for a text. Pass fewer or shorter "
+                "ones in a call.",
                 argument=argument,
             )
         return cls(
             tokenizer=whole,
-            input_names=input_names,
+            input_names=how.input_names,
             head=head,
             prompt=prompt,
             end=np.array(end.ids, np.int32),

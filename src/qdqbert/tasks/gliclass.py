@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,35 +12,28 @@ from numpy.typing import NDArray
 from qdqbert.common.errors import UserInputError
 from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
-from qdqbert.encoders.checkpoint.gliclass import (
-    GLICLASS as FIELD,
-)
-from qdqbert.encoders.checkpoint.gliclass import (
-    LABEL_TOKEN,
-    SEP_TOKEN,
-    label_head,
-)
-from qdqbert.runtime.batches import Results
+from qdqbert.encoders.checkpoint.gliclass import LABEL_TOKEN, SEP_TOKEN, LabelHead
+from qdqbert.encoders.checkpoint.text_heads import stored_head
+from qdqbert.encoders.model import Floats
 from qdqbert.runtime.inputs import check_text
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tasks.decisions import Question, texts_of
-from qdqbert.tasks.hypotheses import LabelLogits, ReadsLabels, joint_logits
+from qdqbert.tasks.hypotheses import ReadsLabels, ReadsTogether
 from qdqbert.tasks.label_scores import LabelScorer
+from qdqbert.tasks.span_layers import Tensors
 from qdqbert.tasks.takes_labels import refuse
-from qdqbert.tasks.task import Features, Prediction, Task, Tokenization
+from qdqbert.tasks.task import Task, Tokenization
 from qdqbert.tasks.zero_shot_classification import (
-    SAMPLE_LABELS,
     ZeroShotClassifier,
     joint_label_task,
+    of_reader,
 )
-
-_STATES = "last_hidden_state"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReadTogether:
-    """Reads a text with all labels at once; see `ReadsLabels`.
+class ReadTogether(ReadsTogether):
+    """Reads a text with all labels at once.
 
     Attributes:
         tokenizer: The tokenizer.
@@ -104,17 +96,9 @@ class ReadTogether:
             for each in self.tokenizer.encode_around(texts, self.before, self.after)
         ]
 
-    def split(self, results: Results) -> Sequence[NDArray[np.float32]]:
-        """Return the logits of the labels of each text, `(labels,)`."""
-        found = []
-        for states, feature in zip(results.outputs[_STATES], results.features, strict=True):
-            ids = feature["input_ids"]
-            found.append(self.scorer.logits(states[: len(ids)], ids, self.count))
-        return found
-
-    def logits(self, _: EncodedItem, values: Sequence[NDArray[np.float32]], /) -> LabelLogits:
-        """Return the logits, which are those of each label alone, too."""
-        return joint_logits(values[0])
+    def score(self, states: Floats, ids: NDArray[np.integer]) -> NDArray[np.float32]:
+        """Return the logits of the labels of a text, `(labels,)`."""
+        return self.scorer.logits(states, ids, self.count)
 
 
 class JointClassifier(ZeroShotClassifier):
@@ -129,8 +113,9 @@ class JointClassifier(ZeroShotClassifier):
             CheckpointError: Their file is missing or damaged.
         """
         super().__init__(loaded)
-        head = label_head(loaded.config[FIELD])
-        self._scorer = LabelScorer.of_folder(head, loaded.artifact.directory)
+        folder = loaded.artifact.directory
+        head = stored_head(folder, LabelHead)
+        self._scorer = LabelScorer.of(head, Tensors.of_folder(folder, head))
 
     @property
     def takes_labels(self) -> bool:
@@ -171,44 +156,13 @@ class JointClassifier(ZeroShotClassifier):
 
 def joint_task(scorer: LabelScorer) -> Task:
     """Return the task of a checkpoint whose layers after the encoder are known."""
-    return dataclasses.replace(GLICLASS, encode=functools.partial(_encode, scorer))
+
+    def reader(labels: Sequence[str], how: Tokenization) -> ReadTogether:
+        tokenizer = how.tokenizer.cutting(how.max_length)
+        return ReadTogether.of(labels, scorer, tokenizer, how.input_names)
+
+    return of_reader(GLICLASS, reader)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Place:
-    """What the logits of a feature are made of: the layers, and the number of labels."""
-
-    scorer: LabelScorer
-    count: int
-
-
-def _encode(scorer: LabelScorer, examples: Sequence[Any], how: Tokenization) -> Features:
-    """Make a feature of each text with all of its labels."""
-    tokenizer = how.tokenizer.cutting(how.max_length)
-    readers: dict[tuple[str, ...], ReadTogether] = {}
-    features: list[Any] = []
-    places: list[_Place] = []
-    cut = 0
-    for example in examples:
-        labels = getattr(example, "candidates", ()) or SAMPLE_LABELS
-        if labels not in readers:
-            readers[labels] = ReadTogether.of(labels, scorer, tokenizer, how.input_names)
-        (made,) = readers[labels].encode([example.text])
-        features += made.features
-        places.append(_Place(scorer=scorer, count=len(labels)))
-        cut += made.truncated
-    found = how.features(examples, how.encoded(features, cut), len(examples))
-    return dataclasses.replace(found, places=tuple(places))
-
-
-def _predictions(results: Results) -> list[Prediction]:
-    """Return the logits of the labels of each text, `(labels,)`."""
-    rows = zip(results.outputs[_STATES], results.features, results.places, strict=True)
-    return [
-        place.scorer.logits(states[: len(feature["input_ids"])], feature["input_ids"], place.count)
-        for states, feature, place in rows
-    ]
-
-
-GLICLASS = joint_label_task("gliclass", JointClassifier, _predictions)
+GLICLASS = joint_label_task("gliclass", JointClassifier)
 """Zero-shot classification by checkpoints of gliclass."""

@@ -7,27 +7,17 @@ labels are about, the name of a question, is read before them.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.common.errors import CheckpointError, UserInputError
+from qdqbert.common.errors import UserInputError
 from qdqbert.common.keywords import suggest_keywords
-from qdqbert.data.tokenizing.tokenizer import Tokenizer
-from qdqbert.encoders.checkpoint.gliner2 import (
-    CLASSIFIER,
-    Gliner2Head,
-    Schema,
-    prompt_of,
-    read_gliner2_head,
-)
-from qdqbert.encoders.checkpoint.own_layers import SPAN_WEIGHTS, read_own_weights
-from qdqbert.encoders.checkpoint.sentence_files import file_finder, text_reader
+from qdqbert.encoders.checkpoint.gliner2 import Gliner2Head, Schema, prompt_of
+from qdqbert.encoders.checkpoint.text_heads import stored_head
 from qdqbert.encoders.model import Floats
-from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_text, described, is_text, listed_texts
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.options import AnswerOptions
@@ -41,17 +31,17 @@ from qdqbert.tasks.entity_extraction import (
     EntityExtractor,
     check_threshold,
 )
-from qdqbert.tasks.extraction import STATES, WindowReader, Words
+from qdqbert.tasks.extraction import WindowReader, Words
 from qdqbert.tasks.gliner2_scores import class_scores
-from qdqbert.tasks.hypotheses import LABELED_ROWS, LabelLogits, ReadsLabels, joint_logits
+from qdqbert.tasks.hypotheses import LABELED_ROWS, ReadsLabels, ReadsTogether
 from qdqbert.tasks.span_layers import Tensors
 from qdqbert.tasks.structures import STRUCTURE_ROWS, Fill, Instance, read_structures
 from qdqbert.tasks.takes_labels import TakesLabels, refuse
-from qdqbert.tasks.task import Features, Prediction, Task, Tokenization
+from qdqbert.tasks.task import Task, Tokenization, tokenization_of
 from qdqbert.tasks.zero_shot_classification import (
-    SAMPLE_LABELS,
     ZeroShotClassifier,
     joint_label_task,
+    of_reader,
 )
 
 Structures = Mapping[str, Sequence[str | Mapping[str, Any]]]
@@ -71,18 +61,18 @@ TASK_NAME = "category"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReadSchemas:
-    """Reads a text behind the labels of questions; see `ReadsLabels`.
+class ReadSchemas(ReadsTogether):
+    """Reads a text behind the labels of questions.
 
     Attributes:
         reader: Makes features of texts.
         labels: Positions of the marks of all labels. Shape `(labels,)`.
-        score: Returns the logits of labels, of the states of their marks.
+        score_marks: Returns the logits of labels, of the states of their marks.
     """
 
     reader: WindowReader
     labels: NDArray[np.int64]
-    score: Callable[[Floats], Floats]
+    score_marks: Callable[[Floats], Floats]
 
     @classmethod
     def of(
@@ -90,27 +80,18 @@ class ReadSchemas:
         schemas: Sequence[Schema],
         head: Gliner2Head,
         score: Callable[[Floats], Floats],
-        tokenizer: Tokenizer,
-        *,
-        input_names: Sequence[str],
-        max_length: int,
+        how: Tokenization,
     ) -> ReadSchemas:
         """Tokenize labels.
 
         Raises:
             UserInputError: They leave no room for a text.
         """
-        reader = WindowReader.behind(
-            prompt_of(schemas),
-            head,
-            tokenizer,
-            input_names=input_names,
-            max_length=max_length,
-            argument="candidate_labels",
-        )
+        words = prompt_of(schemas)
+        reader = WindowReader.of(words, head, how, argument="candidate_labels")
         # The first mark of each question is that of its name.
         is_label = [place > 0 for each in schemas for place in range(1 + len(each.labels))]
-        return cls(reader=reader, labels=reader.prompt.marks[is_label], score=score)
+        return cls(reader=reader, labels=reader.prompt.marks[is_label], score_marks=score)
 
     def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
         """Return the model input of each text with the labels."""
@@ -119,13 +100,10 @@ class ReadSchemas:
             self.reader.read_starts([Words.of_text(check_text(each), head) for each in items])
         )
 
-    def split(self, results: Results) -> Sequence[NDArray[np.float32]]:
-        """Return the logits of the labels of each text, `(labels,)`."""
-        return [self.score(states[self.labels]) for states in results.rows(STATES)]
-
-    def logits(self, _: EncodedItem, values: Sequence[NDArray[np.float32]], /) -> LabelLogits:
-        """Return the logits, which are those of each label alone, too."""
-        return joint_logits(values[0])
+    def score(self, states: Floats, ids: NDArray[np.integer]) -> NDArray[np.float32]:
+        """Return the logits of the labels of a text, `(labels,)`."""
+        del ids
+        return self.score_marks(states[self.labels])
 
 
 class _ReadsSchemas(TakesLabels):
@@ -141,14 +119,8 @@ class _ReadsSchemas(TakesLabels):
         """
         super().__init__(loaded)
         folder = loaded.artifact.directory
-        head = read_gliner2_head(text_reader(file_finder(folder)))
-        if head is None:
-            raise CheckpointError(
-                f"{str(folder)!r} is incomplete: the settings of {SPAN_WEIGHTS} are missing."
-            )
-        weights = read_own_weights(folder, SPAN_WEIGHTS, CLASSIFIER)
-        self._schema_head = head
-        self._class_scores = class_scores(Tensors(weights, folder / SPAN_WEIGHTS), head)
+        self._schema_head = head = stored_head(folder, Gliner2Head)
+        self._class_scores = class_scores(Tensors.of_folder(folder, head), head)
 
     @property
     def takes_labels(self) -> bool:
@@ -176,14 +148,8 @@ class _ReadsSchemas(TakesLabels):
         schemas = [
             _schema(name or task_name or TASK_NAME, question) for name, question in asked.items()
         ]
-        return ReadSchemas.of(
-            schemas,
-            self._schema_head,
-            self._class_scores,
-            self._loaded.tokenizer,
-            input_names=self._loaded.artifact.input_names,
-            max_length=self.max_length,
-        )
+        how = tokenization_of(self._loaded)
+        return ReadSchemas.of(schemas, self._schema_head, self._class_scores, how)
 
 
 def _schema(name: str, question: Question) -> Schema:
@@ -269,12 +235,10 @@ class SchemaExtractor(_ReadsSchemas, EntityExtractor):
         schemas = self._scorer.schemas
         assert schemas is not None, "the head is one of gliner2"
         return Fill(
-            reader=WindowReader.behind(
+            reader=WindowReader.of(
                 words,
                 self._schema_head,
-                self._loaded.tokenizer,
-                input_names=self._loaded.artifact.input_names,
-                max_length=self.max_length,
+                tokenization_of(self._loaded),
                 argument="structures",
                 what="field",
             ),
@@ -326,45 +290,13 @@ GLINER2 = dataclasses.replace(ENTITY_EXTRACTION, model=SchemaExtractor)
 
 def schema_task(head: Gliner2Head, tensors: Tensors) -> Task:
     """Return zero-shot classification by a checkpoint whose layers after the encoder are known."""
-    encode = functools.partial(_encode, head, class_scores(tensors, head))
-    return dataclasses.replace(GLINER2_LABELS, encode=encode)
+    score = class_scores(tensors, head)
+
+    def reader(labels: Sequence[str], how: Tokenization) -> ReadSchemas:
+        return ReadSchemas.of([Schema(TASK_NAME, labels, {})], head, score, how)
+
+    return of_reader(GLINER2_LABELS, reader)
 
 
-def _encode(
-    head: Gliner2Head,
-    score: Callable[[Floats], Floats],
-    examples: Sequence[Any],
-    how: Tokenization,
-) -> Features:
-    """Make a feature of each text behind all of its labels."""
-    readers: dict[tuple[str, ...], ReadSchemas] = {}
-    features: list[Any] = []
-    places: list[ReadSchemas] = []
-    cut = 0
-    for example in examples:
-        labels = tuple(getattr(example, "candidates", ()) or SAMPLE_LABELS)
-        if labels not in readers:
-            readers[labels] = ReadSchemas.of(
-                [Schema(TASK_NAME, labels, {})],
-                head,
-                score,
-                how.tokenizer,
-                input_names=how.input_names,
-                max_length=how.max_length,
-            )
-        (made,) = readers[labels].encode([example.text])
-        features += made.features
-        places.append(readers[labels])
-        cut += made.truncated
-    found = how.features(examples, how.encoded(features, cut), len(examples))
-    return dataclasses.replace(found, places=tuple(places))
-
-
-def _predictions(results: Results) -> list[Prediction]:
-    """Return the logits of the labels of each text, `(labels,)`."""
-    pairs = zip(results.rows(STATES), results.places, strict=True)
-    return [reader.score(states[reader.labels]) for states, reader in pairs]
-
-
-GLINER2_LABELS = joint_label_task("gliner2", SchemaClassifier, _predictions)
+GLINER2_LABELS = joint_label_task("gliner2", SchemaClassifier)
 """Zero-shot classification by checkpoints of gliner2."""

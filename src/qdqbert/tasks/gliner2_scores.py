@@ -19,15 +19,13 @@ from qdqbert.encoders.model import Floats
 from qdqbert.engines.native.float_layers import FloatLinear
 from qdqbert.tasks.label_scores import gelu
 from qdqbert.tasks.logits import apply
-from qdqbert.tasks.span_layers import Tensors, fitting, span_scores
+from qdqbert.tasks.span_layers import Tensors, attend, fitting, span_scores
 
 Function = Callable[[Floats], Floats]
 
 _GRU, _PLACES = "count_embed.gru", "count_embed.pos_embedding.weight"
 # Of the layers of "count_lstm_v2", in which labels attend to each other.
 _HEADS, _LAYERS = 4, 2
-_NORM_EPSILON = np.float32(1e-5)
-_PARTS = ("weight", "bias")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,23 +105,20 @@ def class_scores(tensors: Tensors, head: Gliner2Head) -> Function:
 
 def _steps(tensors: Tensors) -> Callable[[Floats, int], Floats]:
     """Return the steps of the GRU, from states of labels and the index of a step on."""
-    names = [f"{_GRU}.{part}_{way}_l0" for part in ("weight", "bias") for way in ("ih", "hh")]
-    inputs, states, bias, other = (
-        tensors.get(name, axes) for name, axes in zip(names, (2, 2, 1, 1), strict=True)
-    )
-    width = states.shape[1]
+    width = tensors.get(f"{_GRU}.weight_hh_l0", 2).shape[1]
     places = tensors.get(_PLACES, 2)
     # The number 0 of answers has no step.
     if len(places) < len(tensors.layer("count_pred.2")[0]) - 1 or not len(places):
         raise tensors.damaged(_PLACES)
-    depth = places.shape[1]
-    shapes = ((3 * width, depth), (3 * width, width), (3 * width,), (3 * width,))
-    for name, each, shape in zip(names, (inputs, states, bias, other), shapes, strict=True):
-        if each.shape != shape:
-            raise tensors.damaged(name)
+    inputs, layer = (
+        FloatLinear(
+            tensors.shaped(f"{_GRU}.weight_{way}_l0", 3 * width, depth),
+            tensors.shaped(f"{_GRU}.bias_{way}_l0", 3 * width),
+        )
+        for way, depth in (("ih", places.shape[1]), ("hh", width))
+    )
     # The input of a step is the same for all labels.
-    given = FloatLinear(inputs, bias)(places)
-    layer = FloatLinear(states, other)
+    given = inputs(places)
 
     def run(labels: Floats, index: int) -> Floats:
         # Gates are in the order of torch: reset, update, new.
@@ -160,36 +155,19 @@ def _attended(tensors: Tensors) -> Callable[[Floats, Floats], Floats]:
 
 def _layer(tensors: Tensors, name: str) -> Function:
     """Return a layer of torch's `TransformerEncoder`, whose tokens are the labels."""
-    weight, bias = (tensors.get(f"{name}.self_attn.in_proj_{x}", 2 - (x == "bias")) for x in _PARTS)
-    if weight.shape[0] != 3 * weight.shape[1] or bias.shape != weight.shape[:1]:
-        raise tensors.damaged(f"{name}.self_attn.in_proj_weight")
-    inner, out = FloatLinear(weight, bias), tensors.linear(f"{name}.self_attn.out_proj")
+    start = f"{name}.self_attn."
+    width = tensors.get(f"{start}in_proj_weight", 2).shape[1]
+    inner = FloatLinear(
+        tensors.shaped(f"{start}in_proj_weight", 3 * width, width),
+        tensors.shaped(f"{start}in_proj_bias", 3 * width),
+    )
+    out = tensors.linear(f"{start}out_proj")
     feed = tensors.stack(f"{name}.linear1", f"{name}.linear2")
-    norms = [_norm(tensors, f"{name}.norm{each}", weight.shape[1]) for each in (1, 2)]
-
-    def attend(x: Floats) -> Floats:
-        parts = np.split(inner(x), 3, axis=1)
-        query, key, value = (each.reshape(len(x), _HEADS, -1).swapaxes(0, 1) for each in parts)
-        shares = query @ key.swapaxes(1, 2) / np.sqrt(np.float32(query.shape[-1]))
-        return out((apply("softmax", shares) @ value).swapaxes(0, 1).reshape(x.shape))
+    norms = [tensors.norm(f"{name}.norm{each}", width) for each in (1, 2)]
 
     def run(x: Floats) -> Floats:
-        x = norms[0](x + attend(x))
+        x = norms[0](x + out(attend(*np.split(inner(x), 3, axis=1), heads=_HEADS)))
         return norms[1](x + feed(x))
-
-    return run
-
-
-def _norm(tensors: Tensors, name: str, width: int) -> Function:
-    weight, bias = (tensors.get(f"{name}.{part}", 1) for part in _PARTS)
-    for part, each in zip(_PARTS, (weight, bias), strict=True):
-        if each.shape != (width,):
-            raise tensors.damaged(f"{name}.{part}")
-
-    def run(x: Floats) -> Floats:
-        centered = x - x.mean(axis=-1, keepdims=True)
-        scale = np.sqrt(np.square(centered).mean(axis=-1, keepdims=True) + _NORM_EPSILON)
-        return np.asarray(centered / scale * weight + bias, np.float32)
 
     return run
 
@@ -197,19 +175,14 @@ def _norm(tensors: Tensors, name: str, width: int) -> Function:
 def _mixed(tensors: Tensors) -> Callable[[Floats, Floats], Floats]:
     """Return the layers of "count_lstm_moe" after the GRU: experts, of which each has a share."""
     start = "count_embed."
-    weights = [tensors.get(f"{start}w{each}", 3) for each in (1, 2)]
-    biases = [tensors.get(f"{start}b{each}", 2) for each in (1, 2)]
-    for number, (weight, bias) in enumerate(zip(weights, biases, strict=True), 1):
-        if len(weight) != len(weights[0]):
-            raise tensors.damaged(f"{start}w{number}")
-        if bias.shape != (len(weight), weight.shape[2]):
-            raise tensors.damaged(f"{start}b{number}")
-    experts = [
-        [FloatLinear(own.T, bias) for own, bias in zip(*each, strict=True)]
-        for each in zip(weights, biases, strict=True)
-    ]
+    count, wide, width = tensors.get(f"{start}w2", 3).shape
+    experts = []
+    for number, (inputs, outputs) in enumerate(((width, wide), (wide, width)), 1):
+        weights = tensors.shaped(f"{start}w{number}", count, inputs, outputs)
+        biases = tensors.shaped(f"{start}b{number}", count, outputs)
+        experts.append([FloatLinear(x.T, bias) for x, bias in zip(weights, biases, strict=True)])
     router = [tensors.linear(f"{start}router.{each}") for each in (0, 2)]
-    if len(tensors.layer(f"{start}router.2")[0]) != len(weights[0]):
+    if len(tensors.layer(f"{start}router.2")[0]) != count:
         raise tensors.damaged(f"{start}router.2.weight")
 
     def run(states: Floats, _: Floats) -> Floats:

@@ -8,7 +8,7 @@ of transformers, whose numbers these are.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypedDict
 
 import numpy as np
@@ -18,6 +18,7 @@ from qdqbert.common.errors import UserInputError
 from qdqbert.data.tables.rows import Column
 from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
+from qdqbert.encoders.model import Floats
 from qdqbert.encoders.task_kinds import Entailment, entailment_of
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_text, described, is_text, listed_labels
@@ -27,6 +28,7 @@ from qdqbert.runtime.rows import LABEL, SCORE, RowFormat, is_one
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tasks.logits import apply
 
+STATES = "last_hidden_state"
 _PLACE = "{}"
 
 
@@ -110,6 +112,32 @@ class Hypotheses:
         return label_logits(np.stack(values), self.entailment)
 
 
+class ReadsTogether:
+    """The steps of models that read all labels with a text; see `ReadsLabels`."""
+
+    def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
+        """Return the model input of each text with the labels."""
+        raise NotImplementedError
+
+    def score(self, states: Floats, ids: NDArray[np.integer]) -> NDArray[np.float32]:
+        """Return the logits of the labels, `(labels,)`, of states of tokens and their ids."""
+        raise NotImplementedError
+
+    def split(self, results: Results) -> Sequence[NDArray[np.float32]]:
+        """Return the logits of the labels of each text, `(labels,)`."""
+        return [self.score(*each) for each in states_of(results)]
+
+    def logits(self, _: EncodedItem, values: Sequence[NDArray[np.float32]], /) -> LabelLogits:
+        """Return the logits, which are those of each label alone, too."""
+        return joint_logits(values[0])
+
+
+def states_of(results: Results) -> Iterator[tuple[Floats, NDArray[np.integer]]]:
+    """Return the states of the tokens of each feature, `(tokens, hidden)`, and their ids."""
+    ids = (feature["input_ids"] for feature in results.features)
+    return zip(results.rows(STATES), ids, strict=True)
+
+
 def joint_logits(logits: NDArray[Any]) -> LabelLogits:
     """Return what a model that reads all labels together says, from its logits `(labels,)`."""
     return LabelLogits(logits, logits, scores_one_alone=False)
@@ -122,18 +150,14 @@ def label_logits(logits: NDArray[Any], entailment: Entailment) -> LabelLogits:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScoreLabels:
-    """The job whose answer is `LabelScores` of each text; see `Job`.
+class LabelJob:
+    """The steps of a job that asks about labels, before its answer; see `Job`.
 
     Attributes:
         reader: Reads the labels.
-        labels: The labels.
-        multi_label: Whether each label is scored alone.
     """
 
     reader: ReadsLabels
-    labels: Sequence[str]
-    multi_label: bool
 
     def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
         """Return the model inputs of each text with the labels."""
@@ -142,6 +166,19 @@ class ScoreLabels:
     def split(self, results: Results) -> Sequence[Any]:
         """Return the part of a batch's outputs that is kept of each feature."""
         return self.reader.split(results)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoreLabels(LabelJob):
+    """The job whose answer is `LabelScores` of each text.
+
+    Attributes:
+        labels: The labels.
+        multi_label: Whether each label is scored alone.
+    """
+
+    labels: Sequence[str]
+    multi_label: bool
 
     def answer(self, item: str, encoded: EncodedItem, values: Sequence[Any], /) -> LabelScores:
         """Return the labels with their scores."""

@@ -9,21 +9,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.encoders.checkpoint.gliclass import LABEL_WEIGHTS, LabelHead
-from qdqbert.encoders.checkpoint.own_layers import read_own_weights
+from qdqbert.encoders.checkpoint.gliclass import LabelHead
 from qdqbert.encoders.model import Floats
 from qdqbert.engines.native.float_layers import FloatLinear
 from qdqbert.tasks.logits import apply
 from qdqbert.tasks.recurrent import Recurrent, recurrent
-from qdqbert.tasks.span_layers import Tensors, relu
+from qdqbert.tasks.span_layers import Tensors, attend, relu
 
-# As in torch.
-_NORM_EPSILON = np.float32(1e-5)
 # Of the length of a vector, as in gliclass.
 _LENGTH_EPSILON = np.float32(1e-8)
 # Of the scorer "hopfield".
@@ -46,22 +42,12 @@ class LabelScorer:
     layers: dict[str, FloatLinear] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of_folder(cls, head: LabelHead, folder: Path) -> LabelScorer:
-        """Read the weights of a folder, and try them.
-
-        Raises:
-            CheckpointError: The file is missing or damaged, or does not fit the settings.
-        """
-        return cls.of(head, read_own_weights(folder, LABEL_WEIGHTS), folder / LABEL_WEIGHTS)
-
-    @classmethod
-    def of(cls, head: LabelHead, weights: Mapping[str, Floats], path: Path) -> LabelScorer:
-        """Return the layers that some weights make; `path` is where they are, for messages.
+    def of(cls, head: LabelHead, tensors: Tensors) -> LabelScorer:
+        """Return the layers that some weights make, and try them.
 
         Raises:
             CheckpointError: They do not fit the settings.
         """
-        tensors = Tensors(weights, path)
         made = cls(head=head, tensors=tensors)
         width = tensors.get("text_projector.linear_1.weight", 2).shape[-1]
         made.logits(np.ones((3, width), np.float32), np.array([head.label_id, 0, head.sep_id]), 1)
@@ -100,12 +86,7 @@ class LabelScorer:
 
     def norm(self, name: str, x: Floats) -> Floats:
         """Return normalized vectors."""
-        weight, bias = (self.tensors.get(f"{name}.{part}", 1) for part in ("weight", "bias"))
-        if not weight.shape == bias.shape == x.shape[-1:]:
-            raise self.tensors.damaged(f"{name}.weight")
-        centered = x - x.mean(axis=-1, keepdims=True)
-        scale = np.sqrt(np.square(centered).mean(axis=-1, keepdims=True) + _NORM_EPSILON)
-        return np.asarray(centered / scale * weight + bias, np.float32)
+        return self.tensors.norm(name, x.shape[-1])(x)
 
     @functools.cached_property
     def recurrent(self) -> Recurrent:
@@ -206,16 +187,9 @@ def _hopfield(scorer: LabelScorer, text: Floats, labels: Floats) -> Floats:
 
 
 def _cross_attention(scorer: LabelScorer, text: Floats, labels: Floats) -> Floats:
-    heads = scorer.head.heads
-
-    def split(x: Floats) -> Floats:
-        return x.reshape(len(x), heads, -1).swapaxes(0, 1)
-
-    query = split(scorer.linear("scorer.q", scorer.norm("scorer.q_norm", labels)))
-    key = split(scorer.linear("scorer.k", scorer.norm("scorer.kv_norm", text)))
-    value = split(scorer.linear("scorer.v", text))
-    shares = query @ key.swapaxes(1, 2) / np.sqrt(np.float32(query.shape[-1]))
-    context = (apply("softmax", shares) @ value).swapaxes(0, 1).reshape(labels.shape)
+    query = scorer.linear("scorer.q", scorer.norm("scorer.q_norm", labels))
+    key = scorer.linear("scorer.k", scorer.norm("scorer.kv_norm", text))
+    context = attend(query, key, scorer.linear("scorer.v", text), heads=scorer.head.heads)
     context = scorer.norm("scorer.norm", scorer.linear("scorer.out", context))
     return _layers(scorer, "scorer.score_mlp", np.concatenate([context, labels], -1), gelu)
 

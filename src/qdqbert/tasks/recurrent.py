@@ -59,23 +59,14 @@ def recurrent(tensors: Tensors, prefix: str, index: int = 0) -> Recurrent:
     """
     ways = [f"_l{index}", f"_l{index}_reverse"]
     width = tensors.get(f"{prefix}.weight_hh{ways[0]}", 2).shape[1]
-    # The second direction fits the first one.
+    # The first direction fits the second one.
     depth = tensors.get(f"{prefix}.weight_ih{ways[1]}", 2).shape[1]
-    shapes = {
-        "weight_ih": (4 * width, depth),
-        "weight_hh": (4 * width, width),
-        "bias_ih": (4 * width,),
-        "bias_hh": (4 * width,),
-    }
-    for way in ways:
-        for part, shape in shapes.items():
-            name = f"{prefix}.{part}{way}"
-            if tensors.get(name, len(shape)).shape != shape:
-                raise tensors.damaged(name)
-    inputs = [tensors.get(f"{prefix}.weight_ih{way}", 2) for way in ways]
-    states = [tensors.get(f"{prefix}.weight_hh{way}", 2) for way in ways]
+    gates = 4 * width
+    inputs = [tensors.shaped(f"{prefix}.weight_ih{way}", gates, depth) for way in ways]
+    states = [tensors.shaped(f"{prefix}.weight_hh{way}", gates, width) for way in ways]
     biases = [
-        tensors.get(f"{prefix}.bias_ih{way}", 1) + tensors.get(f"{prefix}.bias_hh{way}", 1)
+        tensors.shaped(f"{prefix}.bias_ih{way}", gates)
+        + tensors.shaped(f"{prefix}.bias_hh{way}", gates)
         for way in ways
     ]
     first, second = map(FloatLinear, states)

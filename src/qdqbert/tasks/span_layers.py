@@ -16,8 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from qdqbert.common.errors import CheckpointError
+from qdqbert.encoders.checkpoint.own_layers import OwnLayers
 from qdqbert.encoders.model import Floats
+from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.float_layers import FloatLinear
+from qdqbert.tasks.logits import apply
+
+# As in torch.
+_NORM_EPSILON = np.float32(1e-5)
 
 FIRST, LAST = "0", "3"
 """Where the first and the last linear layer are in a projection."""
@@ -29,6 +35,17 @@ class Tensors:
     def __init__(self, tensors: Mapping[str, Floats], path: Path) -> None:
         """Take tensors; `path` is where they are, for messages."""
         self._tensors, self.path = tensors, path
+
+    @classmethod
+    def of_folder(cls, folder: Path, head: OwnLayers) -> Tensors:
+        """Read the weights of a folder with graphs; see `OwnLayers.write_settings`.
+
+        Raises:
+            CheckpointError: The file is missing or damaged.
+        """
+        weights = Weights(folder, names=(head.weights_file,))
+        found = {name: np.ascontiguousarray(weights.read(name)) for name in weights}
+        return cls(found, folder / head.weights_file)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -63,6 +80,24 @@ class Tensors:
     def two(self, name: str) -> Callable[[Floats], Floats]:
         """Return a projection: two linear layers with a ReLU between them."""
         return self.stack(f"{name}.{FIRST}", f"{name}.{LAST}")
+
+    def norm(self, name: str, width: int) -> Callable[[Floats], Floats]:
+        """Return a layer that normalizes vectors of a width."""
+        weight, bias = (self.shaped(f"{name}.{part}", width) for part in ("weight", "bias"))
+
+        def run(x: Floats) -> Floats:
+            centered = x - x.mean(axis=-1, keepdims=True)
+            scale = np.sqrt(np.square(centered).mean(axis=-1, keepdims=True) + _NORM_EPSILON)
+            return np.asarray(centered / scale * weight + bias, np.float32)
+
+        return run
+
+    def shaped(self, name: str, *shape: int) -> Floats:
+        """Return a tensor of a shape."""
+        found = self.get(name, len(shape))
+        if found.shape != shape:
+            raise self.damaged(name)
+        return found
 
     def get(self, name: str, axes: int) -> Floats:
         """Return a tensor with a number of axes."""
@@ -138,6 +173,14 @@ def span_scores(
         return found
 
     return score
+
+
+def attend(query: Floats, key: Floats, value: Floats, *, heads: int) -> Floats:
+    """Return the mean of values for each query, weighted in each head. `(queries, channels)`."""
+    split = [x.reshape(len(x), heads, -1).swapaxes(0, 1) for x in (query, key, value)]
+    shares = split[0] @ split[1].swapaxes(1, 2) / np.sqrt(np.float32(split[0].shape[-1]))
+    found: Floats = apply("softmax", shares) @ split[2]
+    return found.swapaxes(0, 1).reshape(query.shape)
 
 
 def relu(x: Floats) -> Floats:

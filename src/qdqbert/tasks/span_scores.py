@@ -8,7 +8,7 @@ Source: modeling/ of gliner 0.2, `Scorer`; for gliner2, `gliner2_scores`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from qdqbert.encoders.checkpoint.gliner import GlinerHead
 from qdqbert.encoders.checkpoint.gliner2 import Gliner2Head
-from qdqbert.encoders.checkpoint.own_layers import SPAN_WEIGHTS, SpanHead, read_own_weights
+from qdqbert.encoders.checkpoint.own_layers import SpanHead
 from qdqbert.encoders.model import Floats
 from qdqbert.engines.native.float_layers import FloatLinear
 from qdqbert.tasks.gliner2_scores import SchemaScorer
@@ -79,21 +79,15 @@ class SpanScorer:
     path: Path
 
     @classmethod
-    def of_folder(cls, head: SpanHead, folder: Path) -> SpanScorer:
-        """Return the layers whose weights are in a folder with graphs; see `of`."""
-        return cls.of(head, read_own_weights(folder, SPAN_WEIGHTS), folder / SPAN_WEIGHTS)
-
-    @classmethod
-    def of(cls, head: SpanHead, weights: Mapping[str, Floats], path: Path) -> SpanScorer:
-        """Return the layers that some weights make; `path` is where they are, for messages.
+    def of(cls, head: SpanHead, tensors: Tensors) -> SpanScorer:
+        """Return the layers that some weights make.
 
         Raises:
             CheckpointError: A tensor is missing, or does not fit the others.
         """
-        tensors = Tensors(weights, path)
         if isinstance(head, Gliner2Head):
             schemas = SchemaScorer.of(tensors, head)
-            return cls(head=head, score=schemas.entities, schemas=schemas, path=path)
+            return cls(head=head, score=schemas.entities, schemas=schemas, path=tensors.path)
         assert isinstance(head, GlinerHead), "there are two packages"
         projection, label_projection = (
             tensors.linear(name) if f"{name}.weight" in tensors else None
@@ -107,7 +101,7 @@ class SpanScorer:
                 recurrent(tensors, "rnn.lstm", index) for index in range(head.recurrent_layers)
             ),
             score=_gliner_scores(tensors, head),
-            path=path,
+            path=tensors.path,
         )
 
     def logits(self, states: Floats, tokens: Tokens, vectors: Floats | None = None) -> Floats:

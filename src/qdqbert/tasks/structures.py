@@ -24,7 +24,6 @@ from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tasks.extraction import (
-    STATES,
     Span,
     WindowReader,
     Words,
@@ -32,6 +31,7 @@ from qdqbert.tasks.extraction import (
     places_of_words,
 )
 from qdqbert.tasks.gliner2_scores import SchemaScorer
+from qdqbert.tasks.hypotheses import STATES
 from qdqbert.tasks.logits import apply
 from qdqbert.tasks.span_layers import fitting
 from qdqbert.tasks.span_scores import SpanScorer

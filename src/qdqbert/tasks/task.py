@@ -18,7 +18,7 @@ from qdqbert.data.rows.lines import counted, cut_notice
 from qdqbert.data.tokenizing.encoding import Batch, Encoded, encode, padding_of
 from qdqbert.encoders.task_kinds import TASK_KINDS, TaskSettings
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.model import Model
+from qdqbert.runtime.model import Loaded, Model
 from qdqbert.runtime.routes import TaskRoute
 
 if TYPE_CHECKING:
@@ -251,6 +251,17 @@ class Tokenization:
         cut, limit = encoded.truncated, f"{self.max_length} tokens"
         notices = (cut_notice(cut, texts, "text", limit),) if cut else ()
         return Features(examples=tuple(examples), encoded=encoded, notices=notices)
+
+
+def tokenization_of(loaded: Loaded) -> Tokenization:
+    """Return how a loaded model makes features of texts."""
+    artifact, limit = loaded.artifact, loaded.tokenizer.max_length
+    return Tokenization(
+        tokenizer=loaded.tokenizer,
+        input_names=artifact.input_names,
+        max_length=artifact.max_length if limit is None else limit,
+        settings=artifact.task_options,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

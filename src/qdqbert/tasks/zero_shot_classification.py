@@ -35,10 +35,12 @@ from qdqbert.tasks.hypotheses import (
     LABELED_ROWS,
     LabelLogits,
     LabelScores,
+    ReadsTogether,
     found_entailment,
     hypotheses,
     joint_logits,
     label_logits,
+    states_of,
 )
 from qdqbert.tasks.logits import extreme_classes, logit_predictions, score_of_pairs
 from qdqbert.tasks.metrics import accuracy, f1_macro
@@ -59,6 +61,9 @@ from qdqbert.tasks.texts import checking, label_of
 _NAME = "zero-shot-classification"
 SAMPLE_LABELS = ("politics", "sports", "business", "science")
 """Labels of texts that have none, such as the built-in ones: a pair is a text with one of them."""
+
+JointReader = Callable[[Sequence[str], Tokenization], ReadsTogether]
+"""Returns what reads labels with a text."""
 
 ReadLogits = Callable[[Outcome], list[LabelLogits]]
 """Returns what a model says about the labels of each example."""
@@ -377,24 +382,19 @@ def label_task(read: ReadLogits) -> Task:
     )
 
 
-def joint_label_task(
-    package: str,
-    model: type[ZeroShotClassifier],
-    predictions: Callable[[Results], list[Prediction]],
-) -> Task:
+def joint_label_task(package: str, model: type[ZeroShotClassifier]) -> Task:
     """Return the task of models that read all labels of a text together.
 
-    It refuses examples: `encode` has to be replaced when the layers after the encoder are known.
+    It refuses examples: see `of_reader`.
 
     Args:
-        package: The package whose layers they are.
+        package: The package whose layers they have.
         model: The class that `load` returns.
-        predictions: Returns the logits of the labels of each text, `(labels,)`.
     """
     return dataclasses.replace(
         label_task(_joint_logits),
         encode=functools.partial(_without_layers, package),
-        predictions=predictions,
+        predictions=_joint_predictions,
         model=model,
         settings=("decision_temperature",),
     )
@@ -407,6 +407,35 @@ def _without_layers(package: str, examples: Sequence[Any], how: Tokenization) ->
         f"The model has no layers of {package}. Pass the folder of the checkpoint, or one that "
         "`quantize` made of it."
     )
+
+
+def of_reader(task: Task, reader: JointReader) -> Task:
+    """Return such a task of a model whose layers after the encoder are known."""
+    return dataclasses.replace(task, encode=functools.partial(_encode_joint, reader))
+
+
+def _encode_joint(reader: JointReader, examples: Sequence[Any], how: Tokenization) -> Features:
+    """Make a feature of each text with all of its labels."""
+    readers: dict[tuple[str, ...], ReadsTogether] = {}
+    features: list[Any] = []
+    places: list[ReadsTogether] = []
+    cut = 0
+    for example in examples:
+        labels = tuple(getattr(example, "candidates", ()) or SAMPLE_LABELS)
+        if labels not in readers:
+            readers[labels] = reader(labels, how)
+        (made,) = readers[labels].encode([example.text])
+        features += made.features
+        places.append(readers[labels])
+        cut += made.truncated
+    found = how.features(examples, how.encoded(features, cut), len(examples))
+    return dataclasses.replace(found, places=tuple(places))
+
+
+def _joint_predictions(results: Results) -> list[Prediction]:
+    """Return the logits of the labels of each text, `(labels,)`."""
+    pairs = zip(states_of(results), results.places, strict=True)
+    return [reader.score(*each) for each, reader in pairs]
 
 
 def _joint_logits(outcome: Outcome) -> list[LabelLogits]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
+import numpy as np
 import tokenizers
 
 from qdqbert.common.errors import CheckpointError
@@ -22,20 +22,15 @@ from qdqbert.common.json_files import Fields
 from qdqbert.encoders.checkpoint.own_layers import (
     OwnLayers,
     count_or_none,
-    found_weights,
     whole_numbers,
 )
 from qdqbert.encoders.checkpoint.sentence_files import FindFile
 from qdqbert.encoders.model import Floats
 from qdqbert.encoders.task_kinds import TaskName
-from qdqbert.encoders.tensor_files import write_tensors
 
 GLICLASS = "GLiClass"
 """The `model_type` of these checkpoints, and the field of a folder's config.json that has their
 settings."""
-
-LABEL_WEIGHTS = "label_head.safetensors"
-"""Weights after the encoder, in a folder that runs, in float32."""
 
 LABEL_TOKEN, SEP_TOKEN = "<<LABEL>>", "<<SEP>>"
 """The tokens before each label and after the labels."""
@@ -45,11 +40,6 @@ LabelPooling = Literal["first", "average"]
 Scorer = Literal["simple", "weighted-dot", "mlp", "hopfield", "cross-attn"]
 Projection = Literal["gelu", "relu", "silu", "tanh"]
 
-_HEAD = (
-    *("model.text_projector.", "model.classes_projector.", "model.scorer.", "model.lstm."),
-    "calibrator.",
-)
-_SCALE = "model.logit_scale"
 # Decoders whose tokens see those after them in gliclass.
 _BIDIRECTIONAL = ("gemma", "llama", "mistral", "qwen2")
 # Settings of layers that are not computed: their names, what changes nothing, and what they add.
@@ -81,12 +71,15 @@ class LabelHead(OwnLayers):
         shifts: Whether these layers add to scores, too.
         label_id: Id of the token before each label, by which the tokenizer is checked.
         sep_id: Id of the token after the labels, if the states of a text begin there.
-        max_length: `None`: the tokenizer's limit counts.
     """
 
     task: ClassVar[TaskName] = "zero-shot-classification"
     body: ClassVar[str] = "model.encoder_model."
-    max_length: int | None = None
+    layers: ClassVar[tuple[str, ...]] = (
+        *("model.text_projector.", "model.classes_projector.", "model.scorer.", "model.lstm."),
+        *("model.logit_scale", "calibrator."),
+    )
+    weights_file: ClassVar[str] = "label_head.safetensors"
     scorer: Scorer
     text_pooling: TextPooling
     label_pooling: LabelPooling
@@ -122,21 +115,10 @@ class LabelHead(OwnLayers):
                 )
 
     def tensors(self, find: FindFile) -> dict[str, Floats]:
-        """Return the weights after the encoder by name, of the files of a checkpoint.
-
-        Raises:
-            CheckpointError: There is no such file, or it is damaged.
-        """
-        weights = found_weights(find)
-        names = [name for name in weights if name.startswith(_HEAD)]
-        found = {name.removeprefix("model."): weights.read(name) for name in names}
-        if _SCALE in weights:
-            found["logit_scale"] = weights.read(_SCALE).reshape(1)
-        return found
-
-    def write_settings(self, folder: Path, find: FindFile) -> None:
-        """Write the weights after the encoder to a folder; see `read_own_weights`."""
-        write_tensors(folder / LABEL_WEIGHTS, self.tensors(find))
+        """Return the weights after the encoder by name; see `OwnLayers.tensors`."""
+        found = super().tensors(find).items()
+        # The scale is a single number.
+        return {name.removeprefix("model."): np.atleast_1d(each) for name, each in found}
 
 
 def is_gliclass(values: Mapping[str, Any]) -> bool:

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
-
 from qdqbert.common.errors import CheckpointError
+from qdqbert.common.file_names import CONFIG
 from qdqbert.common.json_files import parse_object
 from qdqbert.encoders.checkpoint.layout import Layout
 from qdqbert.encoders.checkpoint.sentence_files import FindFile
@@ -22,9 +21,6 @@ from qdqbert.encoders.relative_limit import reading
 from qdqbert.encoders.task_kinds import TaskName
 from qdqbert.encoders.tensor_files import SAFETENSORS, TORCH, write_tensors
 from qdqbert.encoders.weights import Weights
-
-SPAN_WEIGHTS = "span_head.safetensors"
-"""Weights after the encoder of models that score spans of words, in a folder with graphs."""
 
 SubtokenPooling = Literal["first", "last", "mean", "max"]
 
@@ -35,12 +31,23 @@ _LONGEST = 1024
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OwnLayers(Layout):
-    """The settings of an encoder with such layers, whose graph has the states alone."""
+    """The settings of an encoder with such layers, whose graph has the states alone.
+
+    Attributes:
+        max_length: `None`: the tokenizer's limit counts.
+    """
 
     row_poolings: ClassVar[tuple[Pooling, ...]] = ()
     weight_folders: ClassVar[tuple[str, ...]] = ()
     body: ClassVar[str]
     """Prefix of the tensors of the encoder."""
+    layers: ClassVar[tuple[str, ...]]
+    """Starts of the names of the tensors after it."""
+    file: ClassVar[str] = CONFIG
+    """The file of their settings, in a folder with graphs, too."""
+    weights_file: ClassVar[str]
+    """The file of these tensors in a folder with graphs, in float32."""
+    max_length: int | None = None
 
     def steps(self, find: FindFile) -> tuple[Step, ...]:
         """Return the steps in the graph: none."""
@@ -50,6 +57,19 @@ class OwnLayers(Layout):
     def of_encoder(self, weights: Weights) -> Weights:
         """Return the tensors of the encoder under the names of transformers."""
         return tensors_below(weights, self.body)
+
+    def tensors(self, find: FindFile) -> dict[str, Floats]:
+        """Return the weights after the encoder by name, of the files of a checkpoint.
+
+        Raises:
+            CheckpointError: There is no such file, or it is damaged.
+        """
+        weights = found_weights(find)
+        return {name: weights.read(name) for name in weights if name.startswith(self.layers)}
+
+    def write_settings(self, folder: Path, find: FindFile) -> None:
+        """Write the weights after the encoder to a folder."""
+        write_tensors(folder / self.weights_file, self.tensors(find))
 
 
 def whole_numbers(value: Any) -> Any:
@@ -99,16 +119,12 @@ class SpanHead(OwnLayers):
         max_width: Most words of an entity.
         max_words: Most words of a text that are read together; `None` for any number.
         subtoken_pooling: Which token of a word has its state.
-        max_length: `None`: the tokenizer's limit counts.
     """
 
     task: ClassVar[TaskName] = "entity-extraction"
     package: ClassVar[str]
     """The package that saves such checkpoints."""
-    file: ClassVar[str]
-    """The file of their settings, in a folder with graphs, too."""
-    layers: ClassVar[tuple[str, ...]]
-    """Starts of the names of the tensors after the encoder."""
+    weights_file: ClassVar[str] = "span_head.safetensors"
     word: ClassVar[re.Pattern[str]]
     """Words of a text."""
     lower_words: ClassVar[bool] = False
@@ -123,7 +139,6 @@ class SpanHead(OwnLayers):
     """Whether a word without tokens has the state of the token after it, and not zeros."""
     extra_scores: ClassVar[int] = 0
     """Scores of each span before those of the labels."""
-    max_length: int | None = None
     max_width: int
     max_words: int | None
     subtoken_pooling: SubtokenPooling = "first"
@@ -182,35 +197,6 @@ class SpanHead(OwnLayers):
     def save_again(cls) -> str:
         """Return a sentence on how the package saves a checkpoint that has all files."""
         raise NotImplementedError
-
-    def tensors(self, find: FindFile) -> dict[str, Floats]:
-        """Return the weights after the encoder by name, of the files of a checkpoint.
-
-        Raises:
-            CheckpointError: There is no such file, or it is damaged.
-        """
-        weights = found_weights(find)
-        return {name: weights.read(name) for name in weights if name.startswith(self.layers)}
-
-    def write_settings(self, folder: Path, find: FindFile) -> None:
-        """Write the weights after the encoder to a folder; see `read_own_weights`."""
-        write_tensors(folder / SPAN_WEIGHTS, self.tensors(find))
-
-
-def read_own_weights(folder: Path, file: str, start: str = "") -> dict[str, Floats]:
-    """Return the weights after the encoder, which `write_settings` of a head wrote, by name.
-
-    Args:
-        folder: The folder.
-        file: Its file of weights.
-        start: Start of the names.
-
-    Raises:
-        CheckpointError: The file is missing or damaged.
-    """
-    weights = Weights(folder, names=(file,))
-    names = (name for name in weights if name.startswith(start))
-    return {name: np.ascontiguousarray(weights.read(name)) for name in names}
 
 
 def found_weights(find: FindFile) -> Weights:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from qdqbert.common.errors import UserInputError
+from pathlib import Path
+from typing import TypeVar
+
+from qdqbert.common.errors import CheckpointError, UserInputError
+from qdqbert.common.file_names import CONFIG
+from qdqbert.common.json_files import read_json
 from qdqbert.encoders.checkpoint.cross_encoder import (
     CrossEncoderFiles,
     ScoreHead,
     read_cross_encoder,
 )
-from qdqbert.encoders.checkpoint.gliclass import LabelHead
+from qdqbert.encoders.checkpoint.gliclass import GLICLASS, LabelHead, label_head
 from qdqbert.encoders.checkpoint.gliner import read_gliner_head
 from qdqbert.encoders.checkpoint.gliner2 import read_gliner2_head
 from qdqbert.encoders.checkpoint.layout import prompt_notices
@@ -17,9 +22,14 @@ from qdqbert.encoders.checkpoint.multi_vector import (
     is_multi_vector,
     read_multi_vector_head,
 )
-from qdqbert.encoders.checkpoint.own_layers import SpanHead
+from qdqbert.encoders.checkpoint.own_layers import OwnLayers, SpanHead
 from qdqbert.encoders.checkpoint.sentence import SentenceHead, read_sentence_head
-from qdqbert.encoders.checkpoint.sentence_files import ReadFile, SentenceFiles
+from qdqbert.encoders.checkpoint.sentence_files import (
+    ReadFile,
+    SentenceFiles,
+    file_finder,
+    text_reader,
+)
 from qdqbert.encoders.checkpoint.sparse_encoder import (
     SpladeHead,
     is_sparse_encoder,
@@ -27,6 +37,8 @@ from qdqbert.encoders.checkpoint.sparse_encoder import (
     splade_head,
 )
 from qdqbert.encoders.task_kinds import TASK_KINDS
+
+_Own = TypeVar("_Own", bound=OwnLayers)
 
 TextHead = SentenceHead | SpladeHead | MultiVectorHead | ScoreHead | SpanHead | LabelHead
 """A head, which makes vectors or scores of token states, or of scores of words."""
@@ -42,6 +54,32 @@ def read_span_head(read: ReadFile) -> SpanHead | None:
         CheckpointError: A setting has a wrong value, or asks for layers that are not computed.
     """
     return read_gliner_head(read) or read_gliner2_head(read)
+
+
+def head_of_folder(folder: Path) -> SpanHead | LabelHead | None:
+    """Return the settings of the layers after the encoder in a folder with graphs, if it has some.
+
+    Raises:
+        CheckpointError: A setting has a wrong value.
+    """
+    if (spans := read_span_head(text_reader(file_finder(folder)))) is not None:
+        return spans
+    settings = read_json(folder / CONFIG).get(GLICLASS)
+    return None if settings is None else label_head(settings)
+
+
+def stored_head(folder: Path, kind: type[_Own]) -> _Own:
+    """Return these settings of a folder that has to have them; see `head_of_folder`.
+
+    Raises:
+        CheckpointError: It has none, or a setting has a wrong value.
+    """
+    head = head_of_folder(folder)
+    if not isinstance(head, kind):
+        raise CheckpointError(
+            f"{str(folder)!r} is incomplete: the settings of {kind.weights_file} are missing."
+        )
+    return head
 
 
 def read_layout(files: SentenceFiles) -> TextHead | CrossEncoderFiles | None:

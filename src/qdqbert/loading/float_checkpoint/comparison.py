@@ -31,6 +31,7 @@ from qdqbert.loading.float_checkpoint.source import FloatCheckpoint
 from qdqbert.runtime.artifact import open_artifact
 from qdqbert.tasks.entity_extraction import of_scorer
 from qdqbert.tasks.label_vectors import EmbedLabels
+from qdqbert.tasks.span_layers import Tensors
 from qdqbert.tasks.span_scores import SpanScorer
 from qdqbert.tasks.task import Features, Outcome, Prediction, Task, Tokenization
 
@@ -148,7 +149,7 @@ def _compare_spans(
 
     `embeds` make vectors of labels, in float and in INT8, for a model with an encoder for them.
     """
-    scorer = SpanScorer.of_folder(head, folder)
+    scorer = SpanScorer.of(head, Tensors.of_folder(folder, head))
     how = Tokenization(
         tokenizer=Tokenizer.from_folder(folder, max_length=None),
         input_names=runner.input_names,
