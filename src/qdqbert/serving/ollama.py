@@ -14,32 +14,42 @@ from typing_extensions import TypedDict
 from qdqbert.serving.fields import NamesModel, Refused
 from qdqbert.serving.responses import Response
 from qdqbert.serving.routing import Route
-from qdqbert.serving.service import Served, check_width
+from qdqbert.serving.service import Answers, Served, check_width
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.entity_extraction import THRESHOLD, EntityExtractor
 
 
-class OllamaBody(NamesModel):
-    """Body of `/api/embed`."""
+class _Body(NamesModel):
+    """What both bodies have."""
 
     refused: ClassVar[Refused] = {"options": ({},)}
 
     input: str | Annotated[list[str], Field(min_length=1)] = Field(description="A text or several.")
+    keep_alive: Any = Field(None, description="Ignored: models stay in memory.")
+
+
+class OllamaBody(_Body):
+    """Body of `/api/embed`."""
+
     truncate: bool | None = Field(
         None, description="Cut inputs that are too long, as by default. `false` refuses them."
     )
     dimensions: int | None = Field(None, ge=1, description="Leading dimensions to keep.")
-    keep_alive: Any = Field(None, description="Ignored: models stay in memory.")
 
 
-class OllamaAnswer(TypedDict):
-    """Answer of `/api/embed`. Durations are in nanoseconds."""
+class _Answer(TypedDict):
+    """What both answers have. Durations are in nanoseconds."""
 
     model: str
-    embeddings: list[list[float]]
     total_duration: int
     load_duration: int
     prompt_eval_count: int
+
+
+class OllamaAnswer(_Answer):
+    """Answer of `/api/embed`."""
+
+    embeddings: list[list[float]]
 
 
 async def _embed(body: OllamaBody, served: Served) -> Response:
@@ -49,28 +59,16 @@ async def _embed(body: OllamaBody, served: Served) -> Response:
     options = {"truncate_dim": body.dimensions, "normalize_embeddings": True}
     found = await served.run("job", options, texts, truncate=body.truncate)
     check_width(found.each, body.dimensions)
-    return found.response(
-        {
-            "model": served.name,
-            "embeddings": found.each,
-            "total_duration": time.monotonic_ns() - started,
-            "load_duration": 0,
-            "prompt_eval_count": found.tokens,
-        }
-    )
+    return _timed(served, found, started, {"embeddings": found.each})
 
 
-class ExtractBody(NamesModel):
+class ExtractBody(_Body):
     """Body of `/api/extract`."""
 
-    refused: ClassVar[Refused] = {"options": ({},)}
-
-    input: str | Annotated[list[str], Field(min_length=1)] = Field(description="A text or several.")
     labels: list[str] = Field(description="Kinds of entities.")
     threshold: float | None = Field(
         None, ge=0, lt=1, description="Entities are more probable than this; 0.5 by default."
     )
-    keep_alive: Any = Field(None, description="Ignored: models stay in memory.")
 
 
 class ExtractedEntity(TypedDict):
@@ -83,14 +81,10 @@ class ExtractedEntity(TypedDict):
     score: float
 
 
-class ExtractAnswer(TypedDict):
-    """Answer of `/api/extract`. Durations are in nanoseconds."""
+class ExtractAnswer(_Answer):
+    """Answer of `/api/extract`."""
 
-    model: str
     entities: list[ExtractedEntity] | list[list[ExtractedEntity]]
-    total_duration: int
-    load_duration: int
-    prompt_eval_count: int
 
 
 async def _extract(body: ExtractBody, served: Served) -> Response:
@@ -100,10 +94,15 @@ async def _extract(body: ExtractBody, served: Served) -> Response:
     texts = [body.input] if isinstance(body.input, str) else body.input
     threshold = THRESHOLD if body.threshold is None else body.threshold
     found = await served.run("job", {"labels": body.labels, "threshold": threshold}, texts)
+    return _timed(served, found, started, {"entities": found.each[0] if is_one else found.each})
+
+
+def _timed(served: Served, found: Answers, started: int, answer: dict[str, Any]) -> Response:
+    """Return the response to a request that came at a time in nanoseconds."""
     return found.response(
         {
             "model": served.name,
-            "entities": found.each[0] if is_one else found.each,
+            **answer,
             "total_duration": time.monotonic_ns() - started,
             "load_duration": 0,
             "prompt_eval_count": found.tokens,

@@ -19,10 +19,10 @@ from qdqbert.runtime.inputs import check_text
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tasks.decisions import Question, texts_of
-from qdqbert.tasks.hypotheses import ReadsLabels, ReadsTogether
+from qdqbert.tasks.hypotheses import Reading, ReadsLabels, ReadsTogether
 from qdqbert.tasks.label_scores import LabelScorer
 from qdqbert.tasks.span_layers import Tensors
-from qdqbert.tasks.takes_labels import refuse
+from qdqbert.tasks.takes_labels import TakesLabelsTogether
 from qdqbert.tasks.task import Task, Tokenization
 from qdqbert.tasks.zero_shot_classification import (
     ZeroShotClassifier,
@@ -101,10 +101,8 @@ class ReadTogether(ReadsTogether):
         return self.scorer.logits(states, ids, self.count)
 
 
-class JointClassifier(ZeroShotClassifier):
+class JointClassifier(TakesLabelsTogether, ZeroShotClassifier):
     """Chooses among labels that a call names, of which all are read at once with a text."""
-
-    pairs_labels = False
 
     def __init__(self, loaded: Loaded) -> None:
         """Read the layers after the encoder.
@@ -118,14 +116,6 @@ class JointClassifier(ZeroShotClassifier):
         self._scorer = LabelScorer.of(head, Tensors.of_folder(folder, head))
 
     @property
-    def takes_labels(self) -> bool:
-        """Whether the model can be asked, which it always can."""
-        return True
-
-    def _find_entailment(self) -> None:
-        """Find no class of entailment, as labels are read as they are."""
-
-    @property
     def facts(self) -> dict[str, Any]:
         """How a text becomes a vector, and how it scores labels; see `Model.facts`."""
         return {
@@ -134,21 +124,8 @@ class JointClassifier(ZeroShotClassifier):
             "decision_temperature": self._loaded.artifact.task_options.decision_temperature,
         }
 
-    def _labels_reader(
-        self,
-        asked: Mapping[str, Question],
-        *,
-        hypothesis_template: str | None,
-        entailment_label: str | None,
-        task_name: str | None,
-    ) -> ReadsLabels:
-        refuse(
-            "is for classifiers of entailment",
-            self.name,
-            hypothesis_template=hypothesis_template,
-            entailment_label=entailment_label,
-        )
-        refuse("is for models of gliner2", self.name, task_name=task_name)
+    def _joint_reader(self, asked: Mapping[str, Question], how: Reading) -> ReadsLabels:
+        how.refuse(self.name, "models of gliner2", "task_name")
         loaded = self._loaded
         names = loaded.artifact.input_names
         return ReadTogether.of(texts_of(asked), self._scorer, loaded.tokenizer, names)

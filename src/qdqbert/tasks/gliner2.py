@@ -13,12 +13,11 @@ from typing import Any, TypedDict, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbert.common.errors import UserInputError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.encoders.checkpoint.gliner2 import Gliner2Head, Schema, prompt_of
 from qdqbert.encoders.checkpoint.text_heads import stored_head
 from qdqbert.encoders.model import Floats
-from qdqbert.runtime.inputs import check_text, described, is_text, listed_texts
+from qdqbert.runtime.inputs import check_text, listed_texts
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import TaskRoute
@@ -33,10 +32,10 @@ from qdqbert.tasks.entity_extraction import (
 )
 from qdqbert.tasks.extraction import WindowReader, Words
 from qdqbert.tasks.gliner2_scores import class_scores
-from qdqbert.tasks.hypotheses import LABELED_ROWS, ReadsLabels, ReadsTogether
+from qdqbert.tasks.hypotheses import LABELED_ROWS, Reading, ReadsLabels, ReadsTogether
 from qdqbert.tasks.span_layers import Tensors
 from qdqbert.tasks.structures import STRUCTURE_ROWS, Fill, Instance, read_structures
-from qdqbert.tasks.takes_labels import TakesLabels, refuse
+from qdqbert.tasks.takes_labels import TakesLabelsTogether
 from qdqbert.tasks.task import Task, Tokenization, tokenization_of
 from qdqbert.tasks.zero_shot_classification import (
     ZeroShotClassifier,
@@ -106,10 +105,8 @@ class ReadSchemas(ReadsTogether):
         return self.score_marks(states[self.labels])
 
 
-class _ReadsSchemas(TakesLabels):
+class _ReadsSchemas(TakesLabelsTogether):
     """A model that reads labels of a call as gliner2 does."""
-
-    pairs_labels = False
 
     def __init__(self, loaded: Loaded) -> None:
         """Read the layers after the encoder.
@@ -122,34 +119,13 @@ class _ReadsSchemas(TakesLabels):
         self._schema_head = head = stored_head(folder, Gliner2Head)
         self._class_scores = class_scores(Tensors.of_folder(folder, head), head)
 
-    @property
-    def takes_labels(self) -> bool:
-        """Whether the model can be asked, which it always can."""
-        return True
-
-    def _labels_reader(
-        self,
-        asked: Mapping[str, Question],
-        *,
-        hypothesis_template: str | None,
-        entailment_label: str | None,
-        task_name: str | None,
-    ) -> ReadsLabels:
-        refuse(
-            "is for classifiers of entailment",
-            self.name,
-            hypothesis_template=hypothesis_template,
-            entailment_label=entailment_label,
-        )
-        if task_name is not None and not (is_text(task_name) and task_name.strip()):
-            raise UserInputError(
-                f"`task_name` has to be a text, got {described(task_name)}.", argument="task_name"
-            )
+    def _joint_reader(self, asked: Mapping[str, Question], how: Reading) -> ReadsLabels:
         schemas = [
-            _schema(name or task_name or TASK_NAME, question) for name, question in asked.items()
+            _schema(name or how.task_name or TASK_NAME, question)
+            for name, question in asked.items()
         ]
-        how = tokenization_of(self._loaded)
-        return ReadSchemas.of(schemas, self._schema_head, self._class_scores, how)
+        tokenization = tokenization_of(self._loaded)
+        return ReadSchemas.of(schemas, self._schema_head, self._class_scores, tokenization)
 
 
 def _schema(name: str, question: Question) -> Schema:
@@ -259,9 +235,6 @@ class SchemaExtractor(_ReadsSchemas, EntityExtractor):
 
 class SchemaClassifier(_ReadsSchemas, ZeroShotClassifier):
     """Chooses among labels that a call names, of which all are read at once with a text."""
-
-    def _find_entailment(self) -> None:
-        """Find no class of entailment, as labels are read as they are."""
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -60,6 +60,42 @@ class LabelLogits(NamedTuple):
         return apply("softmax", self.own)
 
 
+class Reading(NamedTuple):
+    """How a call wants its labels to be read, `None` for the usual way.
+
+    Attributes:
+        hypothesis_template, entailment_label: For classifiers of entailment.
+        task_name: What the labels are about, for models of gliner2.
+    """
+
+    hypothesis_template: str | None = None
+    entailment_label: str | None = None
+    task_name: str | None = None
+
+    def refuse(self, model: str, why: str, *names: str) -> None:
+        """Refuse some of these arguments, which are for other kinds of models than `model` is.
+
+        Raises:
+            UserInputError: One of them is given.
+        """
+        for name in names:
+            value = getattr(self, name)
+            if value is not None:
+                raise UserInputError(
+                    f"`{name}={value!r:.100}` is for {why}, and {model!r} is another model. Leave "
+                    "it out.",
+                    argument=name,
+                )
+
+    def check(self) -> None:
+        """Refuse arguments that are no texts."""
+        for name, value in self._asdict().items():
+            if value is not None and not (is_text(value) and value.strip()):
+                raise UserInputError(
+                    f"`{name}` has to be a text, got {described(value)}.", argument=name
+                )
+
+
 class ReadsLabels(Protocol):
     """The steps of a job up to what the model says about its labels; see `Job`."""
 
@@ -191,13 +227,7 @@ class ScoreLabels(LabelJob):
         )
 
 
-def hypotheses_of(
-    loaded: Loaded,
-    labels: Sequence[str],
-    *,
-    hypothesis_template: str | None = None,
-    entailment_label: str | None = None,
-) -> Hypotheses:
+def hypotheses_of(loaded: Loaded, labels: Sequence[str], how: Reading) -> Hypotheses:
     """Return what reads labels of a call; settings of the folder stand for those left out.
 
     Raises:
@@ -205,19 +235,11 @@ def hypotheses_of(
             entailment.
     """
     settings = loaded.artifact.task_options
-    for name, given in (
-        ("hypothesis_template", hypothesis_template),
-        ("entailment_label", entailment_label),
-    ):
-        if not (given is None or (is_text(given) and given.strip())):
-            raise UserInputError(
-                f"`{name}` has to be a text, got {described(given)}.", argument=name
-            )
-    named = entailment_label or settings.entailment_label
+    named = how.entailment_label or settings.entailment_label
     return Hypotheses(
         tokenizer=loaded.tokenizer,
         input_names=loaded.artifact.input_names,
-        sentences=hypotheses(labels, hypothesis_template or settings.hypothesis_template),
+        sentences=hypotheses(labels, how.hypothesis_template or settings.hypothesis_template),
         entailment=found_entailment(loaded.id2label, where=loaded.name, named=named),
     )
 

@@ -10,9 +10,8 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from qdqbert.encoders.checkpoint.gliclass import GLICLASS
-from qdqbert.encoders.checkpoint.gliner2 import GLINER2
-from qdqbert.encoders.task_kinds import ENCODER, LABELS, TASK_NAMES, is_use_of
+from qdqbert.encoders.checkpoint.own_layers import package_of, task_of_config
+from qdqbert.encoders.task_kinds import LABELS, TASK_NAMES, is_use_of
 from qdqbert.runtime.model import Model
 from qdqbert.tasks.task import Task
 
@@ -71,14 +70,11 @@ def model_for(
         wanted: The task that was asked for. A regression can be a reranker, too, and a classifier
             choose among labels of a call, as models of gliner2 can.
     """
-    if GLICLASS in config:
-        joint = _imported("gliclass")
-        return joint.name, joint.model
-    if GLINER2 in config and name in TASKS:
-        # A folder of an encoder alone is of a checkpoint whose other layers are not computed.
-        has_labels = name in (ENCODER, LABELS) or wanted == LABELS
-        schemas = _imported("gliner2-labels" if has_labels else "gliner2", "gliner2")
-        return schemas.name, schemas.model
+    name = task_of_config(name, config)
+    if (package := package_of(config)) is not None and name in TASKS:
+        is_other = package == "gliner2" and LABELS in (name, wanted)
+        task = _imported(f"{package}-labels" if is_other else package, package)
+        return task.name, task.model
     if wanted is not None and is_use_of(wanted, name):
         return wanted, TASKS[wanted].model
     if name == "text-classification" and len(config["id2label"]) == 1:

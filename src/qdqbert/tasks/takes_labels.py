@@ -18,23 +18,7 @@ from qdqbert.tasks.decisions import (
     read_questions,
     texts_of,
 )
-from qdqbert.tasks.hypotheses import ReadsLabels, ScoreLabels, hypotheses_of
-
-
-def refuse(why: str, name: str, **values: str | None) -> None:
-    """Refuse arguments of other kinds of models that are given.
-
-    Args:
-        why: What they are for.
-        name: Name of the model, for messages.
-        values: The arguments, `None` for those that are not given.
-    """
-    for argument, value in values.items():
-        if value is not None:
-            raise UserInputError(
-                f"`{argument}={value!r:.100}` {why}, and {name!r} is another model. Leave it out.",
-                argument=argument,
-            )
+from qdqbert.tasks.hypotheses import Reading, ReadsLabels, ScoreLabels, hypotheses_of
 
 
 class TakesLabels(Model):
@@ -52,27 +36,16 @@ class TakesLabels(Model):
             return False
         return True
 
-    def _labels_reader(
-        self,
-        asked: Mapping[str, Question],
-        *,
-        hypothesis_template: str | None,
-        entailment_label: str | None,
-        task_name: str | None,
-    ) -> ReadsLabels:
+    def _labels_reader(self, asked: Mapping[str, Question], how: Reading) -> ReadsLabels:
         """Return what reads the labels of questions with the model. A single one may be named "".
 
         Raises:
             UserInputError: The model has no class of entailment, or the template no place for a
                 label; or the model does not read one of the others.
         """
-        refuse("is for models of gliner2", self.name, task_name=task_name)
-        return hypotheses_of(
-            self._loaded,
-            texts_of(asked),
-            hypothesis_template=hypothesis_template,
-            entailment_label=entailment_label,
-        )
+        how.refuse(self.name, "models of gliner2", "task_name")
+        how.check()
+        return hypotheses_of(self._loaded, texts_of(asked), how)
 
     @suggest_keywords
     def zero_shot_job(
@@ -96,12 +69,8 @@ class TakesLabels(Model):
                 argument="candidate_labels",
             )
         labels = listed_labels(candidate_labels)
-        reader = self._labels_reader(
-            {"": choice_of(labels)},
-            hypothesis_template=hypothesis_template,
-            entailment_label=entailment_label,
-            task_name=task_name,
-        )
+        how = Reading(hypothesis_template, entailment_label, task_name)
+        reader = self._labels_reader({"": choice_of(labels)}, how)
         return ScoreLabels(reader=reader, labels=labels, multi_label=multi_label)
 
     @suggest_keywords
@@ -200,15 +169,31 @@ class TakesLabels(Model):
                 "Leave it out.",
                 argument="task_name",
             )
-        reader = self._labels_reader(
-            asked,
-            hypothesis_template=hypothesis_template,
-            entailment_label=entailment_label,
-            task_name=task_name,
-        )
+        how = Reading(hypothesis_template, entailment_label, task_name)
         return Decide(
-            reader=reader,
+            reader=self._labels_reader(asked, how),
             questions=asked,
             temperature=temperature or settings.decision_temperature,
             threshold=threshold,
         )
+
+
+class TakesLabelsTogether(TakesLabels):
+    """A model that reads all labels of a call at once with a text, as they are."""
+
+    pairs_labels = False
+
+    @property
+    def takes_labels(self) -> bool:
+        """Whether the model can be asked, which it always can."""
+        return True
+
+    def _labels_reader(self, asked: Mapping[str, Question], how: Reading) -> ReadsLabels:
+        names = ("hypothesis_template", "entailment_label")
+        how.refuse(self.name, "classifiers of entailment", *names)
+        how.check()
+        return self._joint_reader(asked, how)
+
+    def _joint_reader(self, asked: Mapping[str, Question], how: Reading) -> ReadsLabels:
+        """Return what reads the labels of questions; see `_labels_reader`."""
+        raise NotImplementedError

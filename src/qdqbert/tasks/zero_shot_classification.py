@@ -243,12 +243,13 @@ class ZeroShotClassifier(TakesLabels, Model):
             UserInputError: The model has none.
         """
         super().__init__(loaded)
-        self._entailment = self._find_entailment()
-
-    def _find_entailment(self) -> Entailment | None:
-        """Return the classes that are read; `None` if a call has to name one."""
-        named = self._loaded.artifact.task_options.entailment_label
-        return entailment_of(self._loaded.id2label, where=self._loaded.name, named=named)
+        named = loaded.artifact.task_options.entailment_label
+        # Other models read no classes; a call may have to name one.
+        self._entailment = (
+            entailment_of(loaded.id2label, where=loaded.name, named=named)
+            if self.pairs_labels
+            else None
+        )
 
     @property
     def task(self) -> str:

@@ -33,7 +33,12 @@ from qdqbert.data.tokenizing.tokenizer_files import (
     read_tokenizer,
     with_named_tokens,
 )
-from qdqbert.encoders.checkpoint.gliner import GLINER_CONFIG, GlinerHead
+from qdqbert.encoders.checkpoint.gliner import (
+    ENCODER_FIELDS,
+    GLINER_CONFIG,
+    LABELS_FIELDS,
+    GlinerHead,
+)
 from qdqbert.encoders.checkpoint.own_layers import SpanHead
 from qdqbert.encoders.checkpoint.sentence_files import (
     FindFile,
@@ -119,40 +124,29 @@ def labels_folder(head: GlinerHead, find: FindFile, name: str) -> Path:
     Raises:
         CheckpointError: As there.
     """
-    text = head.files[GLINER_CONFIG]
-    values = parse_object(text, GLINER_CONFIG)
     own = _within(find, _LABELS_TOKENIZER)
-    has_config = isinstance(values.get("labels_encoder_config"), Mapping)
+    place = join(name, _LABELS_TOKENIZER)
     has_tokenizer = own(TOKENIZER_CONFIG) is not None
-    base = own
-    if not (has_config and has_tokenizer):
-        base = file_finder(_base_folder(values, "labels_encoder", name))
-    source = own if has_tokenizer else base
-    given = {} if has_config else _config(base, values["labels_encoder"], name)
-    place = join(name, _LABELS_TOKENIZER) if has_tokenizer else values["labels_encoder"]
-    vocabulary = _vocabulary(source, place)
-    settings = _settings(source, vocabulary)
+    vocabulary, settings, given = _parts(
+        head, own if has_tokenizer else None, name, place, LABELS_FIELDS
+    )
 
     def write(folder: Path) -> None:
         _write(_tokenizer(vocabulary, settings), settings, folder)
         write_json(folder / CONFIG, head.labels_encoder_values(given))
 
+    text = head.files[GLINER_CONFIG]
     return kept_folder(_key("labels", text, _digest(vocabulary), settings, given), write)
 
 
 def _of_gliner(head: GlinerHead, find: FindFile, name: str) -> Path | None:
-    text = head.files[GLINER_CONFIG]
-    values = parse_object(text, GLINER_CONFIG)
-    has_config = isinstance(values.get("encoder_config"), Mapping)
-    if has_config and find(TOKENIZER) is not None:
+    if isinstance(head.values.get(ENCODER_FIELDS[0]), Mapping) and find(TOKENIZER) is not None:
         return None
-    base = file_finder(_base_folder(values, "model_name", name))
     # gliner looks for the second one.
     has_tokenizer = any(find(each) is not None for each in (TOKENIZER, TOKENIZER_CONFIG))
-    source = find if has_tokenizer else base
-    given = {} if has_config else _config(base, values["model_name"], name)
-    vocabulary = _vocabulary(source, name if has_tokenizer else values["model_name"])
-    settings = _settings(source, vocabulary)
+    vocabulary, settings, given = _parts(
+        head, find if has_tokenizer else None, name, name, ENCODER_FIELDS
+    )
 
     def write(folder: Path) -> None:
         made = _tokenizer(vocabulary, settings)
@@ -161,7 +155,32 @@ def _of_gliner(head: GlinerHead, find: FindFile, name: str) -> Path | None:
         size = made.get_vocab_size()
         write_json(folder / CONFIG, head.encoder_values(given, vocab_size=size))
 
+    text = head.files[GLINER_CONFIG]
     return kept_folder(_key(text, _digest(vocabulary), settings, given), write)
+
+
+def _parts(
+    head: GlinerHead, own: FindFile | None, name: str, place: str, fields: tuple[str, str]
+) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+    """Return the vocabulary, the settings of the tokenizer and the config of an encoder.
+
+    Args:
+        head: Settings of the checkpoint.
+        own: Finds the files of the tokenizer; `None` for those of the model that is named.
+        name: The checkpoint, for messages.
+        place: Where `own` looks, for messages.
+        fields: Names of the settings with the encoder's config, and with the name of a model that
+            has what the checkpoint lacks. A config in the settings is not returned.
+    """
+    has_config = isinstance(head.values.get(fields[0]), Mapping)
+    if own is not None and has_config:
+        vocabulary = _vocabulary(own, place)
+        return vocabulary, _settings(own, vocabulary), {}
+    base = file_finder(_base_folder(head.values, fields[1], name))
+    named = head.values[fields[1]]
+    vocabulary = _vocabulary(own or base, named if own is None else place)
+    given = {} if has_config else _config(base, named, name)
+    return vocabulary, _settings(own or base, vocabulary), given
 
 
 def _within(find: FindFile, folder: str) -> FindFile:

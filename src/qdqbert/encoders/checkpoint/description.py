@@ -28,7 +28,7 @@ from qdqbert.encoders.checkpoint.cross_encoder import (
     used_files,
 )
 from qdqbert.encoders.checkpoint.folder import check_name, read_known_config, refuse_old_pickles
-from qdqbert.encoders.checkpoint.gliclass import GLICLASS, LabelHead, label_head
+from qdqbert.encoders.checkpoint.gliclass import LabelHead, label_head
 from qdqbert.encoders.checkpoint.gliner import GlinerHead, not_quantized
 from qdqbert.encoders.checkpoint.hub import download_weights
 from qdqbert.encoders.checkpoint.layout import (
@@ -37,7 +37,7 @@ from qdqbert.encoders.checkpoint.layout import (
     refuse_skipped_prompts,
 )
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead
-from qdqbert.encoders.checkpoint.own_layers import OwnLayers, SpanHead
+from qdqbert.encoders.checkpoint.own_layers import GLICLASS, OwnLayers, SpanHead
 from qdqbert.encoders.checkpoint.sentence import MODEL2VEC, SentenceHead
 from qdqbert.encoders.checkpoint.text_heads import TextHead, own_head, read_layout
 from qdqbert.encoders.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer

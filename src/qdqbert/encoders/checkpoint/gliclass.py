@@ -20,6 +20,7 @@ from qdqbert.common.errors import CheckpointError
 from qdqbert.common.file_names import CONFIG
 from qdqbert.common.json_files import Fields
 from qdqbert.encoders.checkpoint.own_layers import (
+    GLICLASS,
     OwnLayers,
     count_or_none,
     whole_numbers,
@@ -27,10 +28,6 @@ from qdqbert.encoders.checkpoint.own_layers import (
 from qdqbert.encoders.checkpoint.sentence_files import FindFile
 from qdqbert.encoders.model import Floats
 from qdqbert.encoders.task_kinds import TaskName
-
-GLICLASS = "GLiClass"
-"""The `model_type` of these checkpoints, and the field of a folder's config.json that has their
-settings."""
 
 LABEL_TOKEN, SEP_TOKEN = "<<LABEL>>", "<<SEP>>"
 """The tokens before each label and after the labels."""

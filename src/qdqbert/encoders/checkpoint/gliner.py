@@ -35,6 +35,10 @@ GLINER_CONFIG = "gliner_config.json"
 LABELS_FOLDER = "labels_encoder"
 """Folder of the second encoder, in a folder with graphs."""
 
+ENCODER_FIELDS = ("encoder_config", "model_name")
+LABELS_FIELDS = ("labels_encoder_config", "labels_encoder")
+"""Settings of each encoder: its config, and the name of a model that has it."""
+
 SpanMode = Literal["marker", "markerV0", "markerV1", "token_level"]
 
 # gliner adds it before the others.
@@ -123,22 +127,18 @@ class GlinerHead(SpanHead):
         size = None if self.has_labels_encoder else vocab_size
         return super().encoder_values(base, vocab_size=size)
 
-    def config_place(
-        self, name: str, *, field: str = "encoder_config", base: str = "model_name"
-    ) -> str:
+    def config_place(self, name: str, fields: tuple[str, str] = ENCODER_FIELDS) -> str:
         """Return the file with the config of an encoder: of the model that is named without it."""
-        values = parse_object(self.files[self.file], self.file)
-        has_config = isinstance(values.get(field), Mapping)
-        return super().config_place(name) if has_config else f"{values.get(base)}/{CONFIG}"
+        config, base = map(self.values.get, fields)
+        return super().config_place(name) if isinstance(config, Mapping) else f"{base}/{CONFIG}"
 
     def labels_encoder_values(self, base: Mapping[str, Any]) -> dict[str, Any]:
         """Return the config of the encoder of labels; `base` is that of the model that is named."""
-        values = parse_object(self.files[self.file], self.file)
-        given = values.get("labels_encoder_config")
+        given = self.values.get("labels_encoder_config")
         if isinstance(given, Mapping):
             return {"model_type": "deberta-v2", **given}
         # gliner gives both encoders this size.
-        size = count_or_none(values.get("vocab_size"))
+        size = count_or_none(self.values.get("vocab_size"))
         return {**base, **({"vocab_size": size} if size else {})}
 
     def prepare_tokenizer_(self, backend: tokenizers.Tokenizer) -> None:

@@ -30,9 +30,9 @@ from qdqbert.common.errors import CheckpointError
 from qdqbert.common.file_names import CONFIG
 from qdqbert.common.json_files import Fields, parse_object
 from qdqbert.encoders.checkpoint.own_layers import (
+    GLINER2,
     PromptWords,
     SpanHead,
-    SubtokenPooling,
     found_weights,
     whole_numbers,
 )
@@ -40,9 +40,6 @@ from qdqbert.encoders.checkpoint.sentence_files import FindFile, ReadFile
 from qdqbert.encoders.left_out import refuse_adapter
 from qdqbert.encoders.model import Floats
 from qdqbert.encoders.task_kinds import LABELS, TaskName
-
-GLINER2 = "extractor"
-"""The `model_type` of these checkpoints, and the field of a folder's config.json that says so."""
 
 # That of transformers, whose config.json has the encoder's.
 _OF_TRANSFORMERS = "gliner2"
@@ -247,35 +244,28 @@ def read_gliner2_head(read: ReadFile) -> Gliner2Head | None:
     version = fields.values.get("architecture_version", 1)
     if version != 1:
         raise _not_computed("architecture_version", version, "1")
-    kind = fields.values.get("architecture", "span")
-    if kind not in get_args(Architecture):
-        raise _not_computed("architecture", kind, ", ".join(get_args(Architecture)))
-    spans = fields.child("span_head") if fields.has("span_head") else None
-    widths = [each for each in (spans, fields) if each is not None and each.has("max_width")]
-    mode = "markerV0" if spans is None else spans.values.get("span_mode", "markerV0")
-    if mode != "markerV0":
-        raise _not_computed("span_mode", mode, "'markerV0'")
-    layer = fields.values.get("counting_layer", "count_lstm")
-    if layer not in get_args(CountingLayer):
-        raise _not_computed("counting_layer", layer, ", ".join(get_args(CountingLayer)))
-    pooling = fields.values.get("token_pooling", "first")
-    # gliner2 reads no other layer of a word's tokens.
-    if pooling not in ("first", "mean", "max"):
-        raise _not_computed("token_pooling", pooling, "first, mean, max")
+    places = [*([fields.child("span_head")] if fields.has("span_head") else ()), fields]
+    widths = [each for each in places if each.has("max_width")]
+    _choice(places[0], "span_mode", "markerV0", ("markerV0",))
     return Gliner2Head(
         max_width=widths[0].integer("max_width") if widths else 8,
         # The package cuts texts at it in training alone.
         max_words=None,
-        subtoken_pooling=_pooling(pooling),
-        architecture=kind,
-        counting_layer=layer,
+        # gliner2 reads no other layer of a word's tokens.
+        subtoken_pooling=_choice(fields, "token_pooling", "first", ("first", "mean", "max")),
+        architecture=_choice(fields, "architecture", "span", get_args(Architecture)),
+        counting_layer=_choice(fields, "counting_layer", "count_lstm", get_args(CountingLayer)),
         temperature=_temperature(fields),
         files={GLINER2_CONFIG: text},
     )
 
 
-def _pooling(name: str) -> SubtokenPooling:
-    return next(each for each in get_args(SubtokenPooling) if each == name)
+def _choice(fields: Fields, name: str, usual: str, choices: Sequence[str]) -> Any:
+    """Return one of the values of a setting that are computed."""
+    found = fields.values.get(name, usual)
+    if found not in choices:
+        raise _not_computed(name, found, ", ".join(choices))
+    return found
 
 
 def _temperature(fields: Fields) -> float:

@@ -18,15 +18,31 @@ from qdqbert.encoders.checkpoint.layout import Layout
 from qdqbert.encoders.checkpoint.sentence_files import FindFile
 from qdqbert.encoders.model import Floats, Pooling, Step
 from qdqbert.encoders.relative_limit import reading
-from qdqbert.encoders.task_kinds import TaskName
+from qdqbert.encoders.task_kinds import ENCODER, LABELS, TaskName
 from qdqbert.encoders.tensor_files import SAFETENSORS, TORCH, write_tensors
 from qdqbert.encoders.weights import Weights
+
+GLICLASS, GLINER2 = "GLiClass", "extractor"
+"""The `model_type` of checkpoints of gliclass and gliner2, and the field of a folder's config.json
+that says so."""
+
+_PACKAGES = {GLICLASS: "gliclass", GLINER2: "gliner2"}
 
 SubtokenPooling = Literal["first", "last", "mean", "max"]
 
 # Distances of an encoder with relative positions only, so that texts are cut at no number of
 # tokens by the packages.
 _LONGEST = 1024
+
+
+def package_of(config: Mapping[str, Any]) -> str | None:
+    """Return the package whose models read all labels together, by the config.json of a folder."""
+    return next((package for field, package in _PACKAGES.items() if field in config), None)
+
+
+def task_of_config(task: str, config: Mapping[str, Any]) -> str:
+    """Return the task of a folder: an encoder with such layers chooses among labels."""
+    return LABELS if task == ENCODER and package_of(config) is not None else task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,6 +160,11 @@ class SpanHead(OwnLayers):
     subtoken_pooling: SubtokenPooling = "first"
 
     @property
+    def values(self) -> dict[str, Any]:
+        """The settings as they are stored."""
+        return parse_object(self.files[self.file], self.file)
+
+    @property
     def is_of_words(self) -> bool:
         """Whether words are scored as parts of entities, and not spans."""
         return False
@@ -178,12 +199,11 @@ class SpanHead(OwnLayers):
             vocab_size: Number of tokens with those that a package adds, if the settings do not say
                 it.
         """
-        values = parse_object(self.files[self.file], self.file)
-        given = values.get("encoder_config")
+        given = self.values.get("encoder_config")
         own = given if isinstance(given, Mapping) else base or {}
         found = {"model_type": "deberta-v2", **own}
         # gliner adds tokens to the table, and says so here.
-        if size := count_or_none(values.get("vocab_size")):
+        if size := count_or_none(self.values.get("vocab_size")):
             found["vocab_size"] = size
         elif vocab_size is not None:
             found["vocab_size"] = vocab_size

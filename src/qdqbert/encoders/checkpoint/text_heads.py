@@ -13,7 +13,7 @@ from qdqbert.encoders.checkpoint.cross_encoder import (
     ScoreHead,
     read_cross_encoder,
 )
-from qdqbert.encoders.checkpoint.gliclass import GLICLASS, LabelHead, label_head
+from qdqbert.encoders.checkpoint.gliclass import LabelHead, label_head
 from qdqbert.encoders.checkpoint.gliner import read_gliner_head
 from qdqbert.encoders.checkpoint.gliner2 import read_gliner2_head
 from qdqbert.encoders.checkpoint.layout import prompt_notices
@@ -22,7 +22,7 @@ from qdqbert.encoders.checkpoint.multi_vector import (
     is_multi_vector,
     read_multi_vector_head,
 )
-from qdqbert.encoders.checkpoint.own_layers import OwnLayers, SpanHead
+from qdqbert.encoders.checkpoint.own_layers import GLICLASS, OwnLayers, SpanHead
 from qdqbert.encoders.checkpoint.sentence import SentenceHead, read_sentence_head
 from qdqbert.encoders.checkpoint.sentence_files import (
     ReadFile,

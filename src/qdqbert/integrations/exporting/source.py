@@ -13,9 +13,8 @@ from qdqbert.common.errors import UserInputError
 from qdqbert.data.tokenizing.pair_template import PairTemplate
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.cross_encoder import Activation
-from qdqbert.encoders.checkpoint.gliclass import GLICLASS
-from qdqbert.encoders.checkpoint.gliner2 import GLINER2
 from qdqbert.encoders.checkpoint.model_settings import ModelSettings
+from qdqbert.encoders.checkpoint.own_layers import package_of
 from qdqbert.encoders.checkpoint.sentence import SentenceHead, read_sentence_head
 from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
 from qdqbert.encoders.task_kinds import TASK_KINDS
@@ -215,9 +214,7 @@ def open_source(
             f"{', '.join(tasks)} in this format.",
             argument="model",
         )
-    packages = {GLICLASS: "gliclass", GLINER2: "gliner2"}
-    values = artifact.read_config()
-    if (package := next((packages[each] for each in packages if each in values), None)) is not None:
+    if (package := package_of(artifact.read_config())) is not None:
         raise UserInputError(
             f"{str(folder)!r} is a model of {package}, whose layers after the graph no format of "
             "`export` has a place for. Run it with `load` or `serve`.",

@@ -39,7 +39,7 @@ from qdqbert.encoders.checkpoint.gliclass import (
     is_gliclass,
     label_head,
 )
-from qdqbert.encoders.checkpoint.gliner import GlinerHead
+from qdqbert.encoders.checkpoint.gliner import LABELS_FIELDS, GlinerHead
 from qdqbert.encoders.checkpoint.labels_encoder import LabelsEncoder
 from qdqbert.encoders.checkpoint.layout import Layout, pair_template_of
 from qdqbert.encoders.checkpoint.own_layers import OwnLayers, SpanHead
@@ -227,7 +227,7 @@ def _labels_encoder(
     if not isinstance(layout, GlinerHead) or not layout.has_labels_encoder:
         return None
     made = labels_folder(layout, files.find, name)
-    place = layout.config_place(name, field="labels_encoder_config", base="labels_encoder")
+    place = layout.config_place(name, LABELS_FIELDS)
     config = Config(values=read_json(made / CONFIG), path=place)
     family_of(config)
     return FloatCheckpoint(

@@ -15,15 +15,15 @@ from qdqbert.common.options.onnx import is_onnx_file
 from qdqbert.common.progress import Silent
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.folder import check_name
-from qdqbert.encoders.checkpoint.gliclass import GLICLASS, is_gliclass
+from qdqbert.encoders.checkpoint.gliclass import is_gliclass
 from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER, not_quantized
-from qdqbert.encoders.checkpoint.gliner2 import GLINER2
+from qdqbert.encoders.checkpoint.own_layers import package_of, task_of_config
 from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
 from qdqbert.encoders.checkpoint.text_heads import read_span_head
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
 from qdqbert.encoders.families import LoadAloneError
-from qdqbert.encoders.task_kinds import ENCODER, LABELS, TaskName, check_classes, head_of
+from qdqbert.encoders.task_kinds import LABELS, TaskName, check_classes, head_of
 from qdqbert.encoders.tensor_files import files_of
 from qdqbert.engines.registry import check_engine
 from qdqbert.engines.runner import Runner
@@ -378,11 +378,11 @@ def _folder_of(graph: Path) -> Path | None:
 
 def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
     config = artifact.load_config()
-    # The folder that `load` makes of a checkpoint whose labels a call names is of an encoder.
-    is_joint = any(each in artifact.read_config() for each in (GLICLASS, GLINER2))
-    own = LABELS if is_joint and artifact.task == ENCODER else artifact.task
+    content = artifact.read_config()
+    own = task_of_config(artifact.task, content)
     task = request.task or own
     # Rerankers and classifiers read the same output.
+    is_joint = package_of(content) is not None
     has_other = task not in (own, LABELS) if is_joint else head_of(task) != head_of(own)
     if has_other:
         raise _other_task(request.task, name, own)

@@ -25,10 +25,9 @@ from qdqbert.data.rows.lines import counted
 from qdqbert.data.tokenizing.encoding import Encoded, make_batches
 from qdqbert.encoders.checkpoint.cross_encoder import activation_of
 from qdqbert.encoders.checkpoint.description import infer_task, read_config
-from qdqbert.encoders.checkpoint.gliclass import GLICLASS
-from qdqbert.encoders.checkpoint.gliner2 import GLINER2
 from qdqbert.encoders.checkpoint.load import Checkpoint
 from qdqbert.encoders.checkpoint.model_settings import ModelSettings
+from qdqbert.encoders.checkpoint.own_layers import package_of
 from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.task_kinds import TASK_KINDS, TaskSettings, head_of, tasks_of
 from qdqbert.pipeline.settings import input_length, task_options_of
@@ -72,9 +71,7 @@ def choose_task(options: TrainOptions) -> Task:
     if task.labels is None:
         spans = TASK_KINDS[task.name].vectors == "spans"
         library = "gliner" if spans else "sentence-transformers"
-        packages = {GLICLASS: "gliclass", GLINER2: "gliner2"}
-        own = (package for field, package in packages.items() if hasattr(config, field))
-        library = next(own, library)
+        library = package_of(vars(config)) or library
         raise UserInputError(
             f"`train` does not train models for the task {task.name!r}. Train it with {library}, "
             "and quantize the result.",
