@@ -496,6 +496,7 @@ def test_each_structure_of_a_run_is_a_column(suffix, as_json, tmp_path) -> None:
         ({"structures": "[]"}, r"`structures`: '\[\]' is no JSON object"),
         ({"structures": {"order": []}}, "'order' has to be a list of fields"),
         ({"structures": {"order": {1}}}, "`structures` cannot be written as JSON"),
+        ({"structures": {"text": ["a"], "predicted_text": ["b"]}}, "names of an answer"),
         ({"structures": ORDER, "labels": "a"}, r"`labels=\('a',\)` does not apply to a model that"),
     ],
 )

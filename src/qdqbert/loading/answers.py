@@ -144,7 +144,8 @@ def answer_columns(
         dataclasses.replace(each, name=(_PREFIX if each.name in names else "") + each.name)
         for each in (dataclasses.replace(first, length=entry.length(model, options)), *others)
     )
-    clash = next((each.name for each in columns if each.name in names), None)
+    given = [each.name for each in columns]
+    clash = next((name for name in given if name in names or given.count(name) > 1), None)
     if clash is not None:
         raise DataFileError(
             f"{path} has the columns {clash.removeprefix(_PREFIX)!r} and {clash!r}, which are the "

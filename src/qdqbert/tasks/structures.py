@@ -187,7 +187,7 @@ def _parsed(text: str) -> dict[str, Any]:
 def _refused(reason: str) -> UserInputError:
     return UserInputError(
         f"`structures`: {reason}. Expected, for example, "
-        "{'order': ['item', 'size::[small|large]', 'number::str::how many']}.",
+        '{"order": ["item", "size::[small|large]", "number::str::how many"]}.',
         argument="structures",
     )
 
