@@ -11,6 +11,8 @@ import urllib.parse
 import pytest
 from starlette.testclient import TestClient
 
+import qdqbert
+from gliner2_models import save_gliner2
 from qdqbert.serving.app import build_app
 from serving_requests import answer
 
@@ -37,9 +39,15 @@ def test_the_page_has_a_call_of_each_model_that_works(client, models) -> None:
         answer(client, path, body)
 
 
-def test_the_page_lists_all_routes(client) -> None:
-    text = client.get("/").text
-    for path, operations in client.get("/openapi.json").json()["paths"].items():
+def test_the_page_lists_all_routes(models, tmp_path) -> None:
+    folder = save_gliner2(tmp_path / "schemas")
+    with (
+        qdqbert.load(folder, precision="float") as schemas,
+        TestClient(build_app({**models, "schemas": schemas})) as client,
+    ):
+        text = client.get("/").text
+        paths = client.get("/openapi.json").json()["paths"]
+    for path, operations in paths.items():
         if not path.startswith("/models/"):
             (method,) = operations
             assert f"<code>{method.upper()} {path}</code>" in text

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import qdqbert
 from conftest import ROBERTA_SPECIAL, WORDS, make_config, make_tokenizer
 from gliner_models import MAX_WIDTH, as_older_versions, save_gliner
 from gliner_reference import Reference, same
+from hub_server import Repository, running_hub
 from qdqbert.data.tokenizing.sentencepiece_model import read_sentencepiece
 from qdqbert.encoders.checkpoint.description import describe_checkpoint
 from qdqbert.encoders.checkpoint.gliner import GlinerHead
@@ -159,16 +162,75 @@ def test_a_tokenizer_of_labels_without_its_file_is_named(two_encoders, tmp_path)
         qdqbert.load(copy)
 
 
-def test_a_second_encoder_is_only_run(two_encoders, tmp_path) -> None:
+@pytest.fixture(scope="module")
+def two_int8_encoders(two_encoders, tmp_path_factory) -> Path:
+    """A folder of `quantize` with two encoders, of which the first one is for two targets."""
+    output = tmp_path_factory.mktemp("gliner") / "int8"
+    qdqbert.quantize(
+        two_encoders,
+        output,
+        targets=["native", "onnxruntime"],
+        calibration=qdqbert.Calibration(samples=10),
+        benchmark=False,
+        progress=False,
+    )
+    return output
+
+
+@pytest.mark.parametrize("engine", ["native", "onnxruntime"])
+def test_quantize_keeps_the_second_encoder_as_load_runs_it(
+    engine, two_encoders, two_int8_encoders
+) -> None:
+    with qdqbert.load(two_encoders) as model:
+        packed = (model.directory / "labels_encoder" / "model.safetensors").read_bytes()
+    with qdqbert.load(two_encoders, precision="float") as model:
+        wanted = scores_of(model)
+    kept = two_int8_encoders / "labels_encoder" / "model.safetensors"
+    assert kept.read_bytes() == packed
+    with qdqbert.load(two_int8_encoders, engine=engine) as model:
+        found = scores_of(model)
+    both = found.keys() & wanted.keys()
+    assert len(both) > len(wanted) // 2
+    assert all(abs(found[each] - wanted[each]) < 0.1 for each in both)
+
+
+def test_checkpoints_with_a_second_encoder_are_evaluated(
+    two_encoders, two_int8_encoders, tmp_path
+) -> None:
     data = tmp_path / "data.conll"
-    data.write_text("London B-city\n")
-    for call in (
-        lambda: qdqbert.quantize(two_encoders, tmp_path / "int8"),
-        lambda: qdqbert.evaluate(two_encoders, data=data),
-        lambda: qdqbert.evaluate(two_encoders, data=data, engine="native"),
-    ):
-        with pytest.raises(qdqbert.CheckpointError, match="has a second encoder for the labels"):
-            call()
+    data.write_text("the O\ncat B-animal\n\nlondon B-city\nrain O\n")
+    options = {"data": data, "progress": False}
+    in_float = qdqbert.evaluate(two_encoders, **options)
+    assert [each.name for each in in_float.metrics] == ["f1", "precision", "recall"]
+    assert qdqbert.evaluate(two_encoders, engine="native", **options).metrics
+    compared = qdqbert.evaluate(two_int8_encoders, reference=two_encoders, **options)
+    assert 0 < compared.fidelity.entities.largest_difference < 0.1
+
+
+def test_folders_of_the_hub_have_the_layers_after_the_encoder_and_the_second_one(
+    two_int8_encoders, tmp_path
+) -> None:
+    files = {
+        each.relative_to(two_int8_encoders).as_posix(): each.read_bytes()
+        for each in two_int8_encoders.rglob("*")
+        if each.is_file()
+    }
+    call = f"model({TEXTS[0]!r}, {LABELS!r}, threshold=0.0)"
+    code = (
+        f"import json, qdqbert; model = qdqbert.load('someone/gliner'); print(json.dumps({call}))"
+    )
+    with running_hub() as hub:
+        hub.repositories["someone/gliner"] = Repository(private=False, files=files)
+        found = subprocess.run(
+            [sys.executable, "-c", code],
+            env=hub.environment(tmp_path / "home"),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    with qdqbert.load(two_int8_encoders) as model:
+        assert found.stdout, found.stderr
+        assert same(json.loads(found.stdout), model(TEXTS[0], LABELS, threshold=0.0))
 
 
 @pytest.mark.parametrize("multi_label", [False, True])

@@ -39,11 +39,13 @@ def download_settings(name: str) -> Path:
     Files that the hub's local cache has are not downloaded again.
     """
     from qdqbert.encoders.checkpoint.hub import check_hub_model
+    from qdqbert.encoders.checkpoint.text_heads import OWN_FILES
     from qdqbert.encoders.checkpoint.token_heads import TOKEN_HEAD_FILES
 
     check_hub_model(name)
-    # Small files with weights, which say what a model returns.
-    return _download(name, None, ["*.json", "*.jinja", f"*{SPM}", CHECKSUMS, *TOKEN_HEAD_FILES])
+    # Files with weights, most of them small, which any graph of a folder needs.
+    weights = (*TOKEN_HEAD_FILES, *OWN_FILES)
+    return _download(name, None, ["*.json", "*.jinja", f"*{SPM}", CHECKSUMS, *weights])
 
 
 def download_graph(name: str, artifact: Artifact, model: Path) -> None:

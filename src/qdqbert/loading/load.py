@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from qdqbert.common.objects import ModelLike, SavedModel, saved
 from qdqbert.common.options.functions import taking
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER
+from qdqbert.encoders.model import Floats
 from qdqbert.encoders.peft import ADAPTER_CONFIG
 from qdqbert.encoders.task_kinds import TASK_KINDS, has_other_use, names_entailment
 from qdqbert.engines.cuda.device import Device, open_on
@@ -49,6 +50,7 @@ from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.options import EngineOptions
 from qdqbert.runtime.runners import Runners
 from qdqbert.runtime.scheduler import Schedule, Scheduler
+from qdqbert.tasks.label_vectors import EmbedLabels
 from qdqbert.tasks.registry import TASKS, model_for
 
 _LOGGER = logging.getLogger("qdqbert")
@@ -151,16 +153,36 @@ def load(path: ModelLike, options: LoadOptions) -> Any:  # noqa: D417  # `taking
         return kind(dataclasses.replace(loaded, labels_encoder=second))
 
 
+def labels_folder(path: str | os.PathLike[str]) -> Path | None:
+    """Return the folder that runs the second encoder of a checkpoint in INT8, if it has one."""
+    folder = open_folder(path, LoadOptions(check=False)).directory / LABELS_FOLDER
+    return folder if is_artifact(folder) else None
+
+
+def label_vectors(folder: Path | None) -> EmbedLabels | None:
+    """Return a function that makes vectors of labels with the encoder in a folder."""
+
+    def embed(labels: Sequence[str]) -> Floats:
+        with load(str(folder)) as model:
+            found: Floats = model.encode(list(labels))
+        return found
+
+    return None if folder is None else embed
+
+
 def _labels_encoder(loaded: Loaded, options: LoadOptions, place: Place) -> Loaded | None:
     """Open the second encoder in the folder of a model, if there is one."""
     folder = loaded.artifact.directory / LABELS_FOLDER
     if not is_artifact(folder):
         return None
     artifact = open_artifact(folder)
+    # `quantize` writes it for one target, which need not be that of the graph next to it.
+    target = loaded.target if loaded.target in artifact.targets else next(iter(artifact.targets))
+    engine = loaded.engine if loaded.target == target else artifact.targets[target]["engines"][0]
     name = f"The encoder of the labels of {loaded.name}"
-    runners, scheduler, tokenizer = _open_on(
-        place, artifact, name, loaded.target, options
-    ) or open_graph(artifact, loaded.engine, loaded.target, options)
+    runners, scheduler, tokenizer = _open_on(place, artifact, name, target, options) or open_graph(
+        artifact, engine, target, options
+    )
     return dataclasses.replace(
         loaded,
         artifact=artifact,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from qdqbert.data.tokenizing.pair_template import FILE as PAIR_TEMPLATE
 from qdqbert.encoders.checkpoint.calls import finder_of
 from qdqbert.encoders.checkpoint.card import read_card_data
 from qdqbert.encoders.checkpoint.configuration import config_of_graph
+from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.checkpoint.tokenizer import write_tokenizer
 from qdqbert.evidence.lengths import TextLengths, text_lengths
@@ -83,6 +85,8 @@ def write_model(
         write_json(folder / PAIR_TEMPLATE, source.pair_template.content())
     for each in filter(None, (source.head, source.cross_encoder)):
         each.write(folder, hidden=source.config.hidden_size, find=finder_of(source.name))
+    if source.labels is not None:
+        shutil.copytree(source.labels, folder / LABELS_FOLDER)
     write_ranges(ready.calibration, folder / RANGES)
     write_json(folder / QUANTIZATION, quantization_json(ready, written, command, choice))
     if source.training:

@@ -23,6 +23,7 @@ from qdqbert.common.progress import Progress
 from qdqbert.encoders.adapters import merged
 from qdqbert.encoders.checkpoint.calls import finder_of
 from qdqbert.encoders.checkpoint.description import Described, Description, describe_checkpoint
+from qdqbert.encoders.checkpoint.gliner import GlinerHead
 from qdqbert.encoders.checkpoint.load import Checkpoint, load_described
 from qdqbert.encoders.checkpoint.tokenizer import check_vocabulary
 from qdqbert.encoders.checkpoint.tokenizer_and_config import choose_task, load_tokenizer_and_config
@@ -37,6 +38,7 @@ from qdqbert.engines.runner import Runner
 from qdqbert.graphs.imported.graph_runner import GraphRunner
 from qdqbert.graphs.imported.imported_model import import_onnx
 from qdqbert.graphs.of_checkpoint import encoder_of
+from qdqbert.loading.load import label_vectors, labels_folder
 from qdqbert.pipeline.calls import BatchCall
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.sited import SitedSource
@@ -113,6 +115,7 @@ class Source(Described):
         output_names: Names of the outputs.
         stored: Quantizers of its own, if it has some.
         training: How `train` trained it; empty if it did not.
+        labels: Folder that runs its encoder of labels in INT8, if it has one.
     """
 
     model: ModelPath
@@ -122,6 +125,7 @@ class Source(Described):
     output_names: tuple[str, ...]
     stored: StoredQuantizers | None = None
     training: Mapping[str, Any]
+    labels: Path | None = None
 
     @property
     def name(self) -> str:
@@ -263,10 +267,18 @@ def _of_checkpoint(
     stored: StoredQuantizers | None = None,
     notices: Sequence[str] = (),
 ) -> Source:
+    has_labels = isinstance(found.head, GlinerHead) and found.head.has_labels_encoder
+    labels = labels_folder(found.name) if has_labels else None
     source = Source(
         **found.described(),
         model=model,
-        task=task_of_head(task_for(found.task, found.config), found.head, finder_of(found.name)),
+        task=task_of_head(
+            task_for(found.task, found.config),
+            found.head,
+            finder_of(found.name),
+            label_vectors(labels),
+        ),
+        labels=labels,
         encoder=encoder,
         output_names=tuple(output.name for head in encoder.heads for output in head.outputs),
         stored=stored,

@@ -14,31 +14,37 @@ from qdqbert.tasks.entity_extraction import of_scorer
 from qdqbert.tasks.gliclass import joint_task
 from qdqbert.tasks.gliner2 import schema_task
 from qdqbert.tasks.label_scores import LabelScorer
+from qdqbert.tasks.label_vectors import EmbedLabels
 from qdqbert.tasks.span_layers import Tensors
 from qdqbert.tasks.span_scores import SpanScorer
 from qdqbert.tasks.task import Task
 
 
-def task_of_head(task: Task, head: object, find: FindFile) -> Task:
+def task_of_head(
+    task: Task, head: object, find: FindFile, embed: EmbedLabels | None = None
+) -> Task:
     """Return a task, with the layers after the encoder of a checkpoint if a call names its labels.
 
-    `find` finds files of the checkpoint.
+    `find` finds files of the checkpoint, and `embed` makes vectors of labels if it has an encoder
+    for them.
     """
     if not isinstance(head, OwnLayers):
         return task
-    return _with_layers(task, head, Tensors(head.tensors(find), Path(head.file)))
+    return _with_layers(task, head, Tensors(head.tensors(find), Path(head.file)), embed)
 
 
-def task_of_folder(task: Task, folder: Path) -> Task:
+def task_of_folder(task: Task, folder: Path, embed: EmbedLabels | None = None) -> Task:
     """Return a task, with the layers after the encoder in a folder with graphs if it has some."""
     head = head_of_folder(folder)
-    return task if head is None else _with_layers(task, head, Tensors.of_folder(folder, head))
+    if head is None:
+        return task
+    return _with_layers(task, head, Tensors.of_folder(folder, head), embed)
 
 
-def _with_layers(task: Task, head: OwnLayers, tensors: Tensors) -> Task:
+def _with_layers(task: Task, head: OwnLayers, tensors: Tensors, embed: EmbedLabels | None) -> Task:
     if isinstance(head, LabelHead):
         return joint_task(LabelScorer.of(head, tensors))
     if isinstance(head, Gliner2Head) and task.name == LABELS:
         return schema_task(head, tensors)
     assert isinstance(head, SpanHead), "there are three packages"
-    return of_scorer(SpanScorer.of(head, tensors))
+    return of_scorer(SpanScorer.of(head, tensors), embed)

@@ -111,15 +111,11 @@ def with_named_tokens(
     return dataclasses.replace(file, largest_id=max(largest, file.largest_id))
 
 
-def without_tokens(file: TokenizerFile, rows: int) -> TokenizerFile:
+def without_tokens(tokenizer: tokenizers.Tokenizer, rows: int) -> tokenizers.Tokenizer:
     """Return a tokenizer without the added tokens that have no row in a table of embeddings."""
-    if file.largest_id < rows:
-        return file
-    content = json.loads(file.tokenizer.to_str())
+    content = json.loads(tokenizer.to_str())
     content["added_tokens"] = [each for each in content["added_tokens"] if each["id"] < rows]
-    made = tokenizers.Tokenizer.from_str(json.dumps(content))
-    largest = max(made.get_vocab().values(), default=-1)
-    return dataclasses.replace(file, tokenizer=made, largest_id=largest)
+    return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
 def check_rows(largest: int, token: str | None, rows: int, name: str) -> None:

@@ -32,6 +32,7 @@ from qdqbert.data.tokenizing.tokenizer_files import (
     no_tokenizer,
     read_tokenizer,
     with_named_tokens,
+    without_tokens,
 )
 from qdqbert.encoders.checkpoint.gliner import (
     ENCODER_FIELDS,
@@ -39,7 +40,7 @@ from qdqbert.encoders.checkpoint.gliner import (
     LABELS_FIELDS,
     GlinerHead,
 )
-from qdqbert.encoders.checkpoint.own_layers import SpanHead
+from qdqbert.encoders.checkpoint.own_layers import SpanHead, count_or_none
 from qdqbert.encoders.checkpoint.sentence_files import (
     FindFile,
     ReadFile,
@@ -52,9 +53,11 @@ from qdqbert.encoders.checkpoint.sentence_files import (
 # Folder of the tokenizer of the labels, in checkpoints with an encoder for them.
 _LABELS_TOKENIZER = "labels_tokenizer"
 # Version of the folders.
-_VERSION = "1"
+_VERSION = "2"
 # transformers' class of tokenizers that have the file of sentencepiece.
 _CLASS = "DebertaV2Tokenizer"
+# Settings that name added tokens.
+_ADDED = ("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens")
 _SETTINGS = (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
 
 
@@ -140,7 +143,9 @@ def labels_folder(head: GlinerHead, find: FindFile, name: str) -> Path:
 
 
 def _of_gliner(head: GlinerHead, find: FindFile, name: str) -> Path | None:
-    if isinstance(head.values.get(ENCODER_FIELDS[0]), Mapping) and find(TOKENIZER) is not None:
+    own = head.values.get(ENCODER_FIELDS[0])
+    is_complete = isinstance(own, Mapping) and find(TOKENIZER) is not None
+    if is_complete and not head.has_labels_encoder:
         return None
     # gliner looks for the second one.
     has_tokenizer = any(find(each) is not None for each in (TOKENIZER, TOKENIZER_CONFIG))
@@ -149,9 +154,14 @@ def _of_gliner(head: GlinerHead, find: FindFile, name: str) -> Path | None:
     )
 
     def write(folder: Path) -> None:
-        made = _tokenizer(vocabulary, settings)
+        made, kept = _tokenizer(vocabulary, settings), settings
+        if head.has_labels_encoder:
+            # gliner adds tokens for the labels, which have no rows and are not read.
+            rows = count_or_none((own or given).get("vocab_size"))
+            made = made if rows is None else without_tokens(made, rows)
+            kept = {name: each for name, each in settings.items() if name not in _ADDED}
         head.prepare_tokenizer_(made)
-        _write(made, settings, folder)
+        _write(made, kept, folder)
         size = made.get_vocab_size()
         write_json(folder / CONFIG, head.encoder_values(given, vocab_size=size))
 

@@ -29,7 +29,6 @@ from qdqbert.encoders.checkpoint.cross_encoder import (
 )
 from qdqbert.encoders.checkpoint.folder import check_name, read_known_config, refuse_old_pickles
 from qdqbert.encoders.checkpoint.gliclass import LabelHead, label_head
-from qdqbert.encoders.checkpoint.gliner import GlinerHead, not_quantized
 from qdqbert.encoders.checkpoint.hub import download_weights
 from qdqbert.encoders.checkpoint.layout import (
     pair_template_of,
@@ -411,8 +410,6 @@ def _read_configs(
     """
     files = files_of(name)
     stored: TextHead | CrossEncoderFiles | None = call(name, read_layout, files)
-    if isinstance(stored, GlinerHead) and stored.has_labels_encoder:
-        raise not_quantized(name)
     if isinstance(stored, SentenceHead) and stored.is_static:
         # It refuses the family, of which config.json may be missing.
         quantized_family(MODEL2VEC)

@@ -214,15 +214,6 @@ def read_gliner_head(read: ReadFile) -> GlinerHead | None:
     )
 
 
-def not_quantized(name: str) -> CheckpointError:
-    """Return the error of calls that do more with a checkpoint of two encoders than run it."""
-    return CheckpointError(
-        f"{name!r} has a second encoder for the labels (`labels_encoder` in {GLINER_CONFIG}). "
-        "`load`, `run` and `serve` run both in INT8, without data; they are not quantized, trained "
-        "or evaluated otherwise yet."
-    )
-
-
 def _not_computed(name: str, fields: Fields, what: str) -> CheckpointError:
     return CheckpointError(
         f"`{name}={fields.values.get(name)!r:.60}` in {GLINER_CONFIG} asks for {what}, which is "

@@ -14,7 +14,7 @@ from qdqbert.encoders.checkpoint.cross_encoder import (
     read_cross_encoder,
 )
 from qdqbert.encoders.checkpoint.gliclass import LabelHead, label_head
-from qdqbert.encoders.checkpoint.gliner import read_gliner_head
+from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER, read_gliner_head
 from qdqbert.encoders.checkpoint.gliner2 import read_gliner2_head
 from qdqbert.encoders.checkpoint.layout import prompt_notices
 from qdqbert.encoders.checkpoint.multi_vector import (
@@ -37,6 +37,9 @@ from qdqbert.encoders.checkpoint.sparse_encoder import (
     splade_head,
 )
 from qdqbert.encoders.task_kinds import TASK_KINDS
+
+OWN_FILES = (SpanHead.weights_file, LabelHead.weights_file, f"{LABELS_FOLDER}/*")
+"""Files of a folder with graphs that have what runs after, or next to, the encoder of texts."""
 
 _Own = TypeVar("_Own", bound=OwnLayers)
 

@@ -26,7 +26,6 @@ from qdqbert.data.tokenizing.tokenizer_files import (
     read_tokenizer,
     token_text,
     with_named_tokens,
-    without_tokens,
 )
 from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER
 from qdqbert.encoders.checkpoint.multi_vector import MultiVectorHead
@@ -152,9 +151,6 @@ def write_folder(
         named / TOKENIZER_CONFIG,
     )
     rows = len(model.embeddings.words.rows)
-    if checkpoint.labels is not None:
-        # gliner adds tokens for the labels, and reads no labels with the text.
-        tokenizer = without_tokens(tokenizer, rows)
     backend, largest = tokenizer.tokenizer, tokenizer.largest_id
     check_rows(largest, backend.id_to_token(max(largest, 0)), rows, str(named))
     lacking = check_tokens(backend, rows, str(named))

@@ -16,7 +16,7 @@ from qdqbert.common.progress import Silent
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.folder import check_name
 from qdqbert.encoders.checkpoint.gliclass import is_gliclass
-from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER, not_quantized
+from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER
 from qdqbert.encoders.checkpoint.own_layers import package_of, task_of_config
 from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
 from qdqbert.encoders.checkpoint.text_heads import read_span_head
@@ -29,7 +29,7 @@ from qdqbert.engines.registry import check_engine
 from qdqbert.engines.runner import Runner
 from qdqbert.graphs.imported.graph_runner import NO_NAMES, GivenNames, open_graph_file
 from qdqbert.loading.engine_choice import choose_engine
-from qdqbert.loading.load import open_folder, open_graph
+from qdqbert.loading.load import label_vectors, open_folder, open_graph
 from qdqbert.loading.options import LoadOptions
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.settings import input_length
@@ -228,8 +228,6 @@ def _load_on_engine(name: str, request: Request, precision: Precision = "int8") 
             "`hf download`, and pass its folder.",
             argument=request.parameter,
         )
-    if is_artifact(artifact.directory / LABELS_FOLDER):
-        raise not_quantized(name)
     trained = read_training(Path(name))
     usual = trained.get("max_length") or TASKS[request.task or artifact.task].max_length
     subject = _load_artifact(
@@ -392,9 +390,11 @@ def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
     target = artifact.target_for(engine, request.target)
     length, notices = request.input_length(None, artifact.max_length)
     _, scheduler, tokenizer = open_graph(artifact, engine, target, options)
+    labels = artifact.directory / LABELS_FOLDER
+    embed = label_vectors(labels if is_artifact(labels) else None)
     return Subject(
         name=_shown_name(name),
-        task=task_of_folder(task_for(task, config), artifact.directory),
+        task=task_of_folder(task_for(task, config), artifact.directory, embed),
         engine=engine,
         target=target,
         is_proxy=artifact.targets[target]["is_proxy"],
