@@ -23,7 +23,7 @@ from qdqbert.tasks.hypotheses import Reading, ReadsLabels, ReadsTogether
 from qdqbert.tasks.label_scores import LabelScorer
 from qdqbert.tasks.span_layers import Tensors
 from qdqbert.tasks.takes_labels import TakesLabelsTogether
-from qdqbert.tasks.task import Task, Tokenization
+from qdqbert.tasks.task import Task, Tokenization, tokenization_of
 from qdqbert.tasks.zero_shot_classification import (
     ZeroShotClassifier,
     joint_label_task,
@@ -32,7 +32,7 @@ from qdqbert.tasks.zero_shot_classification import (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReadTogether(ReadsTogether):
+class MarkedLabels(ReadsTogether):
     """Reads a text with all labels at once.
 
     Attributes:
@@ -54,14 +54,8 @@ class ReadTogether(ReadsTogether):
     after: Sequence[int]
 
     @classmethod
-    def of(
-        cls,
-        labels: Sequence[str],
-        scorer: LabelScorer,
-        tokenizer: Tokenizer,
-        input_names: Sequence[str],
-    ) -> ReadTogether:
-        """Tokenize labels. The tokenizer cuts texts.
+    def of(cls, labels: Sequence[str], scorer: LabelScorer, how: Tokenization) -> MarkedLabels:
+        """Tokenize labels.
 
         Raises:
             UserInputError: A label has a token that stands between labels.
@@ -75,12 +69,11 @@ class ReadTogether(ReadsTogether):
                 )
         marked = "".join(f"{LABEL_TOKEN}{label}" for label in labels)
         first = scorer.head.labels_first
-        whole = tokenizer.cutting(None)
         text = marked if first else f"{marked}{SEP_TOKEN}"
-        (found,) = whole.encode_batch([text], special=False)
+        (found,) = how.tokenizer.cutting(None).encode_batch([text], special=False)
         return cls(
-            tokenizer=tokenizer,
-            input_names=input_names,
+            tokenizer=how.tokenizer.cutting(how.max_length),
+            input_names=how.input_names,
             scorer=scorer,
             count=len(labels),
             lead=SEP_TOKEN if first else "",
@@ -126,19 +119,12 @@ class JointClassifier(TakesLabelsTogether, ZeroShotClassifier):
 
     def _joint_reader(self, asked: Mapping[str, Question], how: Reading) -> ReadsLabels:
         how.refuse(self.name, "models of gliner2", "task_name")
-        loaded = self._loaded
-        names = loaded.artifact.input_names
-        return ReadTogether.of(texts_of(asked), self._scorer, loaded.tokenizer, names)
+        return MarkedLabels.of(texts_of(asked), self._scorer, tokenization_of(self._loaded))
 
 
 def joint_task(scorer: LabelScorer) -> Task:
     """Return the task of a checkpoint whose layers after the encoder are known."""
-
-    def reader(labels: Sequence[str], how: Tokenization) -> ReadTogether:
-        tokenizer = how.tokenizer.cutting(how.max_length)
-        return ReadTogether.of(labels, scorer, tokenizer, how.input_names)
-
-    return of_reader(GLICLASS, reader)
+    return of_reader(GLICLASS, lambda labels, how: MarkedLabels.of(labels, scorer, how))
 
 
 GLICLASS = joint_label_task("gliclass", JointClassifier)

@@ -264,11 +264,10 @@ GLINER2 = dataclasses.replace(ENTITY_EXTRACTION, model=SchemaExtractor)
 def schema_task(head: Gliner2Head, tensors: Tensors) -> Task:
     """Return zero-shot classification by a checkpoint whose layers after the encoder are known."""
     score = class_scores(tensors, head)
-
-    def reader(labels: Sequence[str], how: Tokenization) -> ReadSchemas:
-        return ReadSchemas.of([Schema(TASK_NAME, labels, {})], head, score, how)
-
-    return of_reader(GLINER2_LABELS, reader)
+    return of_reader(
+        GLINER2_LABELS,
+        lambda labels, how: ReadSchemas.of([Schema(TASK_NAME, labels, {})], head, score, how),
+    )
 
 
 GLINER2_LABELS = joint_label_task("gliner2", SchemaClassifier)
