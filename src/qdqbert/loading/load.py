@@ -50,7 +50,7 @@ from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.options import EngineOptions
 from qdqbert.runtime.runners import Runners
 from qdqbert.runtime.scheduler import Schedule, Scheduler
-from qdqbert.tasks.label_vectors import EmbedLabels
+from qdqbert.tasks.label_vectors import EmbedLabels, KeptLabels
 from qdqbert.tasks.registry import TASKS, model_for
 
 _LOGGER = logging.getLogger("qdqbert")
@@ -167,7 +167,7 @@ def label_vectors(folder: Path | None) -> EmbedLabels | None:
             found: Floats = model.encode(list(labels))
         return found
 
-    return None if folder is None else embed
+    return None if folder is None else KeptLabels(embed)
 
 
 def _labels_encoder(loaded: Loaded, options: LoadOptions, place: Place) -> Loaded | None:
