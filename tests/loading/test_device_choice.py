@@ -11,6 +11,7 @@ import transformers
 
 import qdqbert
 from conftest import make_config, save_checkpoint
+from gliner_models import save_gliner
 from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.common.progress import Silent
 from qdqbert.engines.cuda.device import Device
@@ -95,6 +96,18 @@ def test_what_a_gpu_cannot_run_runs_on_the_cpu_and_says_so(
         (said,) = [each for each in caplog.records if "runs on the CPU" in each.getMessage()]
         assert reason in said.getMessage()
         assert said.levelname == level
+
+
+def test_an_encoder_of_labels_that_a_gpu_cannot_run_runs_on_the_cpu(gpu, tmp_path, caplog) -> None:
+    folder = save_gliner(tmp_path / "model", "bert", labels_type="deberta-v2")
+    every = {"labels": ["place"], "threshold": 0.0, "multi_label": True, "flat_ner": False}
+    with (
+        qdqbert.load(folder, device="cuda", check=False) as model,
+        qdqbert.load(folder, check=False) as wanted,
+    ):
+        found = [[each["score"] for each in one(TEXTS[0], **every)] for one in (model, wanted)]
+    assert found[0] == pytest.approx(found[1], abs=0.1)
+    assert f"The encoder of the labels of {folder} runs on the CPU, not on cpu" in caplog.text
 
 
 def test_scores_of_a_vocabulary_have_no_larger_batches_than_on_the_cpu(gpu, tmp_path) -> None:

@@ -157,11 +157,10 @@ def open_on(device: Device, model: Path | Packed) -> Runner:
 
 def _check_fork(torch: Any, name: str) -> None:
     if torch.cuda._is_in_bad_fork():
-        raise UserInputError(
-            f"`device={name!r}`: a GPU cannot be used in a forked process of one that used it. "
-            "Start processes with `multiprocessing.get_context('spawn')`, or load the model in the "
-            "process that uses it.",
-            argument="device",
+        raise _refused(
+            name,
+            "a GPU cannot be used in a forked process of one that used it. Start processes with "
+            "`multiprocessing.get_context('spawn')`, or load the model in the process that uses it",
         )
 
 

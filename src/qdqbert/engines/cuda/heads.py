@@ -66,19 +66,16 @@ class _Head:
 
     def __init__(self, model: Model, name: str, settings: Mapping[str, Any]) -> None:
         count, self._poolings = settings["token_steps"], settings["poolings"]
-        self._token_steps, self._steps = list[Step](), list[Step]()
-        self.widest = self._pooled_width = width = model.settings["hidden"]
-        for number, each in enumerate(settings["steps"]):
-            if number == count:
-                width *= len(self._poolings)
-            step, width = _step_of(model, f"{name}.{number}", each, width)
-            if number < count:
-                self._token_steps.append(step)
-                self.widest, self._pooled_width = max(self.widest, width), width
-            else:
-                self._steps.append(step)
-        if count == len(settings["steps"]):
-            width *= len(self._poolings)
+        steps, widths, width = list[Step](), list[int](), model.settings["hidden"]
+        for number, each in enumerate([*settings["steps"], None]):
+            widths.append(width)
+            # Poolings are between the steps of tokens and those of texts.
+            width *= len(self._poolings) if number == count else 1
+            if each is not None:
+                step, width = _step_of(model, f"{name}.{number}", each, width)
+                steps.append(step)
+        self._token_steps, self._steps = steps[:count], steps[count:]
+        self.widest, self._pooled_width = max(widths[: count + 1]), widths[count]
         self.columns: dict[str, slice | int] = {
             each["name"]: slice(width) if each["column"] is None else each["column"]
             for each in settings["outputs"]
