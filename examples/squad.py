@@ -65,6 +65,13 @@ def main() -> None:
         "max_train_examples": options.train_examples,
         "max_eval_examples": options.eval_examples,
     }
+    # The training data can be calibrated on, but INT8 is compared with float on other data.
+    graphs = {
+        "calibration_data": options.train,
+        "eval_data": options.eval,
+        "targets": TARGETS,
+        "benchmark": False,
+    }
     if "fp32" in options.stages and options.float_checkpoint is None:
         qdqbert.train(
             options.model,
@@ -77,9 +84,7 @@ def main() -> None:
         )
     score("fp32", fp32, options)
     if "ptq" in options.stages:
-        qdqbert.quantize(
-            fp32, ptq, calibration_data=options.train, targets=TARGETS, benchmark=False, **shared
-        )
+        qdqbert.quantize(fp32, ptq, **graphs, **shared)
         score("ptq", ptq, options)
     if "qat" in options.stages:
         qdqbert.train(
@@ -95,9 +100,7 @@ def main() -> None:
         )
         score("qat", qat, options)
     if "onnx" in options.stages:
-        qdqbert.quantize(
-            qat, int8, calibration_data=options.train, targets=TARGETS, benchmark=False, **shared
-        )
+        qdqbert.quantize(qat, int8, **graphs, **shared)
         score("qat, INT8 graph", int8, options)
     if "benchmark" in options.stages:
         timed = qdqbert.benchmark([str(fp32), str(ptq), str(int8)], sequences=[128, 384])
