@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -458,6 +459,14 @@ def without_waits_for_disks() -> Iterator[None]:
     """Let files reach the disk at any time: a test sees them before, and there are thousands."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def without_collections() -> Iterator[None]:
+    """Leave the garbage of graphs to Python: those of tests are small, and all objects are read."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("qdqbert.pipeline.graphs.gc", types.SimpleNamespace(collect=int))
         yield
 
 

@@ -36,7 +36,8 @@ from qdqbert.engines.native.records import CODES, NORM, ROUND_TRIP
 SAFE_CODE = 64
 
 GUARDED = os.environ.get("GUARD_ARRAYS")
-few = settings(max_examples=int(os.environ.get("KERNEL_EXAMPLES", 15)))
+# The guarded tests read no settings of all tests.
+few = settings(max_examples=int(os.environ.get("KERNEL_EXAMPLES", 15)), deadline=None)
 MIRROR = Mirror(Guard(at_start=GUARDED == "start")) if GUARDED else None
 if MIRROR:
     _slot = records._slot

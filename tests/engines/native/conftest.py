@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,18 +21,6 @@ STATES, INNER = Hadamard(members=8, block=8), Hadamard(block=16)
 SOME = [
     name if name == USABLE[0] else pytest.param(name, marks=pytest.mark.slow) for name in USABLE
 ]
-
-
-@pytest.fixture(autouse=True, scope="session")
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep compiled kernels in a folder of all processes of a run, and leave the user's alone."""
-    folder = tmp_path_factory.getbasetemp()
-    shared = folder.parent if folder.name.startswith("popen-") else folder
-    with pytest.MonkeyPatch.context() as patch:
-        # The guarded tests get theirs from the process that starts them.
-        if "GUARD_ARRAYS" not in os.environ:
-            patch.setenv("XDG_CACHE_HOME", str(shared / "cache"))
-        yield Path(os.environ["XDG_CACHE_HOME"])
 
 
 @pytest.fixture(autouse=True)

@@ -43,7 +43,7 @@ def test_a_cpu_has_its_kernel(name) -> None:
 
 
 @pytest.mark.parametrize("name", CPUS)
-def test_kernels_agree_with_numpy(kernel_cache, name) -> None:
+def test_kernels_agree_with_numpy(name) -> None:
     options = ("-p", "no:cacheprovider", "-q", "-k", f"[{name}", f"--confcutdir={HERE}")
     variables = {"QEMU_CPU": CPUS[name], "GUARD_ARRAYS": "end", "KERNEL_EXAMPLES": "10"}
     found = run_apart("-m", "pytest", *options, str(HERE / "kernels"), python=COMMAND, **variables)
@@ -52,9 +52,7 @@ def test_kernels_agree_with_numpy(kernel_cache, name) -> None:
 
 @pytest.mark.parametrize("floats", [False, True])
 @pytest.mark.parametrize("parts", ALL_PARTS)
-def test_a_model_has_the_same_bits_on_both_kinds_of_cpu(
-    kernel_cache, tmp_path, parts, floats
-) -> None:
+def test_a_model_has_the_same_bits_on_both_kinds_of_cpu(tmp_path, parts, floats) -> None:
     shape = dataclasses.replace(ALL_PARTS[parts], floats=floats)
     path, stored = tmp_path / "model.safetensors", tmp_path / "batches.json"
     save_packed(packed_model(shape), path)

@@ -36,13 +36,13 @@ HEADS = (
         pytest.param(USABLE[0], "start", 400, marks=pytest.mark.slow),
     ],
 )
-def test_random_models_compute_what_numpy_does(kernel_cache, tmp_path, kernel, side, count) -> None:
+def test_random_models_compute_what_numpy_does(tmp_path, kernel, side, count) -> None:
     arguments = (kernel, "0", str(count), str(tmp_path / "model.safetensors"), side)
     assert run_apart(native_fuzz.__file__, *arguments) == f"{count} models"
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_damaged_files_run_or_are_refused(kernel_cache, tmp_path, count) -> None:
+def test_damaged_files_run_or_are_refused(tmp_path, count) -> None:
     files = []
     for number, (name, parts) in enumerate(ALL_PARTS.items()):
         files.append(tmp_path / f"{name}.safetensors")

@@ -27,7 +27,7 @@ SIDES = ("start", "end")
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_kernels_stay_in_their_arrays(kernel_cache, side) -> None:
+def test_kernels_stay_in_their_arrays(side) -> None:
     options = ("-p", "no:cacheprovider", "-p", "no:xdist", "-q", f"--confcutdir={HERE}")
     # All tests and instruction sets together have 10,000 shapes.
     variables = {"GUARD_ARRAYS": side, "KERNEL_EXAMPLES": "60"}
