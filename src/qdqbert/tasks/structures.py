@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -192,19 +192,9 @@ def _refused(reason: str) -> UserInputError:
     )
 
 
-class _Found(NamedTuple):
-    """What is found of a structure in a text.
-
-    Attributes:
-        instances: Number of instances.
-        spans: For each instance and field, the spans above the threshold.
-        choices: Probability of each word of the choices, by instance and field. Shape `(words,
-            instances, fields)`.
-    """
-
-    instances: int
-    spans: Mapping[tuple[int, int], list[Span]]
-    choices: NDArray[np.float32]
+_Instances = list[list[Any]]
+"""What is found of each instance of a structure, by field: spans above the threshold, or of a field
+with choices the probability of each word that choices are read as."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -242,7 +232,7 @@ class Fill:
             for features, windows in self.reader.read(words)
         ]
 
-    def split(self, results: Results) -> Sequence[list[_Found]]:
+    def split(self, results: Results) -> Sequence[list[_Instances]]:
         """Return what is found of each structure in each text."""
         found = []
         for states, window in zip(results.rows(STATES), results.places, strict=True):
@@ -250,61 +240,57 @@ class Fill:
                 found.append(list(self._found(states, window.tokens.words)))
         return found
 
-    def _found(self, states: Floats, places: NDArray[np.int64]) -> Iterator[_Found]:
+    def _found(self, states: Floats, places: NDArray[np.int64]) -> Iterator[_Instances]:
         prompt = self.reader.prompt
         words = self.scorer.words(states, np.concatenate([prompt.words, places]))
-        start = 0
+        start, count = 0, len(prompt.words)
         for each in self.structures:
             stop = start + 1 + len(each.fields)
             vectors = self.schemas.answers(states[prompt.marks[start:stop]])
             start = stop
-            shape = vectors.shape[:2]
             scores = self.schemas.spans(words, vectors.reshape(-1, states.shape[1]))
-            chances = apply("sigmoid", scores)
-            yield _Found(
-                shape[0],
-                self._spans(chances[len(prompt.words) :], shape),
-                chances[: len(prompt.words), 0].reshape(-1, *shape),
-            )
+            chances = apply("sigmoid", scores).reshape(*scores.shape[:2], *vectors.shape[:2])
+            yield [
+                [
+                    chances[:count, 0, instance, number]
+                    if field.choices
+                    else self._spans(chances[count:, :, instance, number])
+                    for number, field in enumerate(each.fields)
+                ]
+                for instance in range(len(vectors))
+            ]
 
-    def _spans(
-        self, chances: NDArray[np.float32], shape: tuple[int, ...]
-    ) -> Mapping[tuple[int, int], list[Span]]:
-        """Return the spans of words above the threshold, by instance and field."""
-        found: dict[tuple[int, int], list[Span]] = {}
-        first, more, index = np.nonzero(chances > self.threshold)
-        is_inside = first + more < len(chances)
-        columns = (first, first + more, index, chances[first, more, index])
-        rows = zip(*(each[is_inside].tolist() for each in columns), strict=True)
-        for start, last, number, score in rows:
-            instance, field = divmod(number, shape[1])
-            found.setdefault((instance, field), []).append(Span(start, last, 0, score))
-        return found
+    def _spans(self, chances: NDArray[np.float32]) -> list[Span]:
+        """Return the spans of words above the threshold, of `[first, width - 1]`."""
+        pairs = np.argwhere(chances > self.threshold).tolist()
+        return [
+            Span(first, first + more, 0, float(chances[first, more]))
+            for first, more in pairs
+            if first + more < len(chances)
+        ]
 
     def answer(
-        self, item: str, _: EncodedItem, values: Sequence[list[_Found]], /
+        self, item: str, _: EncodedItem, values: Sequence[list[_Instances]], /
     ) -> dict[str, list[Instance]]:
         """Return the instances of each structure that have a value."""
         places = places_of_words(item, self.reader.head) if values else []
         words = [word.lower() for each in self.structures for word in each.choices()]
-        found = values[0] if values else [None] * len(self.structures)
+        # A text without words has no feature.
+        every: list[_Instances] = values[0] if values else [[] for _ in self.structures]
         answers: dict[str, list[Instance]] = {}
-        for structure, own in zip(self.structures, found, strict=True):
-            count = 0 if own is None else own.instances
-            made: list[Instance] = []
-            for index in range(count):
-                assert own is not None, "there are instances"
+        for structure, instances in zip(self.structures, every, strict=True):
+            made = answers[structure.name] = []
+            for found in instances:
                 instance: Instance = {}
-                for number, field in enumerate(structure.fields):
-                    if field.choices:
-                        pairs = self._choices(field, own.choices[:, index, number], words)
-                    else:
-                        spans = own.spans.get((index, number), [])
-                        pairs = self._texts(item, places, spans)
+                for field, own in zip(structure.fields, found, strict=True):
+                    pairs = (
+                        self._choices(field, own, words)
+                        if field.choices
+                        else self._texts(item, places, own)
+                    )
                     instance[field.name] = _distinct(pairs) if field.is_list else _first(pairs)
                 if any(value is not None and value != [] for value in instance.values()):
                     made.append(instance)
-            answers[structure.name] = made
         return answers
 
     def _texts(
