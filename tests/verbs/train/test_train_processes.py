@@ -71,7 +71,7 @@ def test_two_processes_share_the_work_and_the_ranges(classifier, tmp_path, out) 
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     # 2 epochs of 16 examples, in batches of 4 in each process.
-    assert (report["steps"], report["quantizers"]) == (4, 20)
+    assert (report["steps"], report["quantizers"]) == (4, 23)
     assert files_left(out) == ["out"]
     # Ranges stay as calibrated, so one step is enough.
     flat.train(
