@@ -23,11 +23,12 @@ test: $(STAMP)
 	$(PYTEST) -m 'not slow and not wheel'
 
 # A test reads Triton's messages in tritonclient, whose dependencies exclude our versions of protobuf
-# and ml_dtypes, and others compare with gliner and gliner2, whose exclude our version of transformers,
-# or add packages that are not needed. pytest exits with 5 if no test is marked.
+# and ml_dtypes. Others compare with gliclass, gliner and gliner2, whose dependencies exclude our
+# version of transformers, or are not needed. pytest exits with 5 if no test is marked.
 test-slow: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs,llama-index,ray,ray-serve]'
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps gliner gliner2 tritonclient
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps gliclass gliner gliner2 \
+		sentencepiece tritonclient
 	$(BIN)/pip install --quiet --constraint constraints.txt bertopic chromadb cohere haystack-ai keybert \
 		langchain-classic 'moto[server]' mteb polars s3fs schemathesis
 	$(PYTEST) -m slow || test $$? -eq 5
