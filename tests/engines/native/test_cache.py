@@ -10,12 +10,11 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import pytest
 
-from qdqbert.engines.native import cache, compiler
+from qdqbert.engines.native import cache
 from qdqbert.engines.native.cache import compiled, kernels_folder
-from qdqbert.engines.native.compiler import Compiled, Library
+from qdqbert.engines.native.compiler import Compiled
 from qdqbert.engines.native.instruction_sets import INSTRUCTION_SETS, InstructionSet
 from qdqbert.engines.native.instruction_sets.floats import in_float
 from qdqbert.engines.native.ir import I64, PTR, Module
@@ -81,31 +80,6 @@ def test_another_process_finds_the_kernels_of_all_sets(folder, monkeypatch) -> N
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         pool.submit(keep_all, folder).result()
     assert {each.name: each.stat().st_mtime_ns for each in folder.iterdir()} == before
-
-
-@pytest.mark.skipif(
-    not compiler._links_files(compiler.process_triple()), reason="needs files that are linked"
-)
-def test_functions_of_other_modules_are_not_compiled_again(folder) -> None:
-    def two(number: int) -> Module:
-        module = module_of(number)
-        with module.function("twice", out=PTR) as f:
-            f.call("run", f.out)
-            f.call("run", f.out)
-        return module
-
-    with mock.patch.object(compiler, "machine_code", wraps=compiler.machine_code) as counted:
-        alone = kept(1, PORTABLE, folder)
-        both = compiled("both", functools.partial(two, 1), PORTABLE, folder)
-        # The function is the same, and calls another one.
-        other = compiled("other", functools.partial(two, 2), PORTABLE, folder)
-    assert counted.call_count == 3
-    assert alone.code.items() < both.code.items()
-    assert len(both.code.keys() & other.code.keys()) == 1
-    numbers = [np.zeros(1, np.int64) for _ in range(2)]
-    for each, number in zip((both, other), numbers, strict=True):
-        Library(each, PORTABLE).function("twice")(number.ctypes.data)
-    assert [int(each[0]) for each in numbers] == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,9 @@
-"""Compiled kernels on disk, so that they are compiled once for each CPU and version.
-
-A module has a file. Functions that are in the file of another module, too, are taken from there.
-"""
+"""Compiled kernels on disk, so that they are compiled once for each CPU and version."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import json
 import os
 import stat
@@ -64,10 +60,8 @@ def compiled(
     path = folder / f"{isa.name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.o"
     found = _read(path)
     if found is None:
-        found = compile_module(write(), isa, _known(folder, isa))
-        sizes = {digest: len(code) for digest, code in found.code.items()}
-        header = json.dumps({"arguments": found.arguments, "sizes": sizes}).encode()
-        content = b"\n".join((header, b"".join(found.code.values())))
+        found = compile_module(write(), isa)
+        content = json.dumps(found.arguments).encode() + b"\n" + found.code
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_bytes(path, hashlib.sha256(content).digest() + content)
@@ -88,23 +82,8 @@ def _read(path: Path) -> Compiled | None:
     digest, content = content[:_DIGEST], content[_DIGEST:]
     if hashlib.sha256(content).digest() != digest:
         return None
-    header, _, rest = content.partition(b"\n")
-    found = json.loads(header)
-    # Earlier versions wrote one object file.
-    if "sizes" not in found:
-        return None
-    ends = itertools.accumulate(found["sizes"].values())
-    code = {
-        digest: rest[end - size : end]
-        for (digest, size), end in zip(found["sizes"].items(), ends, strict=True)
-    }
-    return Compiled(code=code, arguments=found["arguments"])
-
-
-def _known(folder: Path, isa: InstructionSet) -> dict[str, bytes]:
-    """Return the functions of all modules in the cache, by their digests."""
-    found = map(_read, folder.glob(f"{isa.name}-*.o"))
-    return {digest: code for each in found if each for digest, code in each.code.items()}
+    arguments, _, code = content.partition(b"\n")
+    return Compiled(code=code, arguments=json.loads(arguments))
 
 
 def _is_private(path: Path) -> bool:

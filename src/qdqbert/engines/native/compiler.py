@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import llvmlite
 import llvmlite.binding as llvm
 
 from qdqbert.engines.native.instruction_set import InstructionSet
@@ -31,13 +29,11 @@ class Compiled:
     """A module as machine code.
 
     Attributes:
-        code: Object files, by the digest of all that they depend on: one for each function, as most
-            functions of a model are those of other models, or one for all where LLVM does not link
-            them.
+        code: The object file.
         arguments: LLVM's types of the arguments of each function, by its name.
     """
 
-    code: Mapping[str, bytes]
+    code: bytes
     arguments: Mapping[str, list[str]]
 
 
@@ -46,25 +42,12 @@ def process_triple() -> str:
     return str(llvm.get_process_triple())
 
 
-def compile_module(
-    module: Module, isa: InstructionSet, known: Mapping[str, bytes] | None = None
-) -> Compiled:
-    """Return a module as machine code.
-
-    Args:
-        module: The functions.
-        isa: The instruction set.
-        known: Functions that were compiled before, by their digests.
-    """
-    machine, known = _machine(isa), known or {}
-    kind = f"{llvmlite.__version__}\n{machine.triple}\n{isa.cpu}\n{isa.features}"
-    code = {}
-    texts = module.parts() if _links_files(machine.triple) else [module.text()]
-    for text in texts:
-        digest = hashlib.sha256(f"{kind}\n{text}".encode()).hexdigest()
-        code[digest] = known.get(digest) or machine_code(text, machine)
+def compile_module(module: Module, isa: InstructionSet) -> Compiled:
+    """Return a module as machine code."""
+    machine = _machine(isa)
+    parsed = _optimized(module, machine)
     return Compiled(
-        code=code,
+        code=bytes(machine.emit_object(parsed)),
         arguments={
             name: [str(each) for each in function.arguments.values()]
             for name, function in module.functions.items()
@@ -72,15 +55,10 @@ def compile_module(
     )
 
 
-def machine_code(text: str, machine: Any) -> bytes:
-    """Return LLVM IR as an object file."""
-    return bytes(machine.emit_object(_optimized(text, machine)))
-
-
 def assembly(module: Module, isa: InstructionSet) -> str:
     """Return a module as assembly, to read it."""
     machine = _machine(isa)
-    return str(machine.emit_assembly(_optimized(module.text(), machine)))
+    return str(machine.emit_assembly(_optimized(module, machine)))
 
 
 class Library:
@@ -92,8 +70,7 @@ class Library:
         empty = llvm.parse_assembly("")
         empty.triple = machine.triple
         self._engine = llvm.create_mcjit_compiler(empty, machine)
-        for code in compiled.code.values():
-            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(compiled.code))
         self._engine.finalize_object()
         self._arguments = compiled.arguments
 
@@ -122,22 +99,13 @@ def _machine(isa: InstructionSet) -> Any:
     if triple.partition("-")[0] == own.partition("-")[0].replace("arm64", "aarch64"):
         triple = own
     target = llvm.Target.from_triple(triple)
-    # Of several object files with position-independent code, LLVM's loader finds the constants of
-    # the first one only. Machine code is loaded for its place in memory anyway.
-    reloc = "static" if _links_files(triple) else "pic"
     return target.create_target_machine(
-        cpu=isa.cpu, features=isa.features, opt=3, reloc=reloc, codemodel="jitdefault", jit=True
+        cpu=isa.cpu, features=isa.features, opt=3, reloc="pic", codemodel="jitdefault", jit=True
     )
 
 
-def _links_files(triple: str) -> bool:
-    """Return whether functions have an object file each, which LLVM's loader links."""
-    # Elsewhere, it has not been tried.
-    return triple.startswith("x86_64") and "linux" in triple
-
-
-def _optimized(text: str, machine: Any) -> Any:
-    parsed = llvm.parse_assembly(text)
+def _optimized(module: Module, machine: Any) -> Any:
+    parsed = llvm.parse_assembly(module.text())
     parsed.triple = machine.triple
     parsed.data_layout = str(machine.target_data)
     parsed.verify()

@@ -224,26 +224,12 @@ class Function:
         self._lines: list[str] = []
         self._count = 0
         self._block = "entry"
-        self.declarations: dict[str, None] = {}
-        self._called: dict[str, Function] = {}
 
     def __getattr__(self, name: str) -> Value:
         arguments = self.__dict__.get("arguments", {})
         if name not in arguments:
             raise AttributeError(f"`{self.__dict__.get('name')}` has no argument `{name}`")
         return Value(self, arguments[name], f"%{name}")
-
-    def declare(self, line: str) -> None:
-        """Declare an intrinsic that the function calls, once."""
-        self.declarations[line] = None
-
-    def called(self) -> list[str]:
-        """Return declarations of the functions of the module that this one calls."""
-        return [
-            f"declare void @{name}({', '.join(map(str, each.arguments.values()))}) #0"
-            for name, each in self._called.items()
-            if each is not self
-        ]
 
     def text(self) -> str:
         """Return the function as LLVM IR."""
@@ -321,7 +307,6 @@ class Function:
             self.operand(*each) for each in zip(called.arguments.values(), passed, strict=True)
         ]
         text = ", ".join(f"{each.type} {each.text}" for each in values)
-        self._called[called.name] = called
         self._lines.append(f"  call void @{called.name}({text})")
 
     def own(self, names: str) -> dict[str, Value]:
@@ -336,7 +321,7 @@ class Function:
         `immediate` are arguments of type i8 before the others that have to be constants.
         """
         types = [*("i8 immarg" for _ in immediate), *(str(each.type) for each in arguments)]
-        self.declare(f"declare {result} @{name}({', '.join(types)})")
+        self.module.declare(f"declare {result} @{name}({', '.join(types)})")
         passed = [f"i8 {each}" for each in immediate]
         passed += [f"{each.type} {each.text}" for each in arguments]
         call = f"call {result} @{name}({', '.join(passed)})"
@@ -440,12 +425,17 @@ class LoopEnd:
 
 
 class Module:
-    """Functions that call each other."""
+    """Functions that are compiled together."""
 
     def __init__(self, attributes: str = "") -> None:
         """Start an empty module, with LLVM's attributes of all functions."""
         self.functions: dict[str, Function] = {}
-        self._attributes = f"attributes #0 = {{ nounwind noinline {attributes} }}"
+        self._declarations: dict[str, None] = {}
+        self._attributes = attributes
+
+    def declare(self, line: str) -> None:
+        """Declare an intrinsic, once."""
+        self._declarations[line] = None
 
     @contextlib.contextmanager
     def function(self, name: str, arguments: str = "", /, **others: Type) -> Iterator[Function]:
@@ -456,12 +446,11 @@ class Module:
 
     def text(self) -> str:
         """Return the module as LLVM IR."""
-        every = self.functions.values()
-        declarations = dict.fromkeys(line for each in every for line in each.declarations)
-        return "\n".join((*declarations, *(each.text() for each in every), self._attributes))
-
-    def parts(self) -> Iterator[str]:
-        """Yield each function as LLVM IR of its own, with declarations of what it calls."""
-        for each in self.functions.values():
-            lines = (*each.declarations, *each.called(), each.text(), self._attributes)
-            yield "\n".join(lines)
+        bodies = (function.text() for function in self.functions.values())
+        return "\n".join(
+            (
+                *self._declarations,
+                *bodies,
+                f"attributes #0 = {{ nounwind noinline {self._attributes} }}",
+            )
+        )

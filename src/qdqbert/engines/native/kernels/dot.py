@@ -59,6 +59,6 @@ def bytes_of_codes(channels: Count) -> Count:
 
 def prefetch(f: Function, place: Value, *, level: int = 2) -> None:
     """Bring the line of an address into a level of the caches; any address is allowed."""
-    f.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+    f.module.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
     # For reading; LLVM counts the three levels from the slowest one; data.
     f.raw(f"call void @llvm.prefetch.p0(ptr {place.text}, i32 0, i32 {4 - level}, i32 1)")
