@@ -65,6 +65,25 @@ def test_structures_have_a_route(served) -> None:
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        [f"f{index}" for index in range(9)],
+        ["size::[" + "|".join(f"c{index}" for index in range(8)) + "]::list::how large"],
+        [{"name": "size", "dtype": "str", "choices": [f"c{index}" for index in range(8)]}],
+        ["a", "b", {"name": "size", "choices": [*"cdefgh"], "description": "how large"}],
+    ],
+)
+def test_fields_and_choices_count_as_labels(served, fields) -> None:
+    body = {"inputs": TEXT, "parameters": {"structures": {"order": fields}}}
+    for most, status in ((9, 200), (8, 413)):
+        app = build_app({"finder": served[0]}, limits=Limits(max_texts=most))
+        with TestClient(app) as client:
+            response = post(client, "/extract-json", body)
+            assert response.status_code == status
+    assert response.json()["error"] == "A request may have 8 fields and choices, got 9."
+
+
+@pytest.mark.parametrize(
     ("parameters", "message"),
     [
         ({}, "`parameters.structures`: field required"),

@@ -207,6 +207,17 @@ def test_checkpoints_with_a_second_encoder_are_evaluated(
     assert 0 < compared.fidelity.entities.largest_difference < 0.1
 
 
+@pytest.mark.parametrize("verb", [qdqbert.load, qdqbert.evaluate])
+def test_a_folder_without_its_encoder_of_labels_is_refused(
+    verb, two_int8_encoders, tmp_path
+) -> None:
+    copy = shutil.copytree(two_int8_encoders, tmp_path / "copy")
+    shutil.rmtree(copy / "labels_encoder")
+    options = {"reference": copy, "progress": False} if verb is qdqbert.evaluate else {}
+    with pytest.raises(qdqbert.CheckpointError, match="copy' is incomplete: labels_encoder is m"):
+        verb(copy, **options)
+
+
 def test_folders_of_the_hub_have_the_layers_after_the_encoder_and_the_second_one(
     two_int8_encoders, tmp_path
 ) -> None:

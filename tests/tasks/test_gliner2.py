@@ -492,7 +492,8 @@ def test_each_structure_of_a_run_is_a_column(suffix, as_json, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"structures": "order"}, "`structures`: 'order' is no JSON object"),
+        ({"structures": "order"}, r"`structures`: 'order' is no JSON object \(Expecting value"),
+        ({"structures": '{"a": ["b"], "a": ["c"]}'}, r"is no JSON object \('a' is there twice"),
         ({"structures": "[]"}, r"`structures`: '\[\]' is no JSON object"),
         ({"structures": {"order": []}}, "'order' has to be a list of fields"),
         ({"structures": {"order": {1}}}, "`structures` cannot be written as JSON"),

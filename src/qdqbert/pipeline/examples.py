@@ -13,6 +13,7 @@ from qdqbert.common.options.columns import Columns
 from qdqbert.common.options.limits import Limits
 from qdqbert.data import texts as resources
 from qdqbert.data.rows.data import Dataset, fingerprint, read_data, without_rows
+from qdqbert.data.rows.lines import counted
 from qdqbert.evidence.intervals import fewest_trials
 from qdqbert.pipeline.calls import CalibratingCall
 from qdqbert.tasks.task import Task
@@ -410,7 +411,7 @@ def _has_pairs(dataset: Dataset) -> bool:
 
 
 def _no_more(used: Sequence[Any]) -> str:
-    return f"Calibrated on {len(used)} examples, as the data has no more."
+    return f"Calibrated on {counted(len(used), 'example')}, as the data has no more."
 
 
 def _split_notice(

@@ -19,11 +19,12 @@ from qdqbert.serving.batcher import Batcher, OverloadedError, TooLongError, size
 from qdqbert.serving.limits import BadRequestError, Limits
 from qdqbert.serving.responses import Response, json_response
 from qdqbert.tasks.embedder import Embedder
+from qdqbert.tasks.structures import read_structures
 
 # At most, around a text.
 _SPECIAL_TOKENS = 4
 # Options with labels of a request.
-_LABELS = ("labels", "candidate_labels", "structures")
+_LABELS = ("labels", "candidate_labels")
 
 
 class ServedInfo(TypedDict):
@@ -139,7 +140,10 @@ class Served:
         Raises:
             BadRequestError: The inputs or options cannot be used, or too many inputs wait.
         """
-        labels = self._check_labels(options)
+        try:
+            labels = self._check_labels(options)
+        except UserInputError as error:
+            raise BadRequestError(str(error)) from error
         self.check_count(items, labels if self.model.pairs_labels else 1)
         self._check_sizes(items)
 
@@ -185,7 +189,8 @@ class Served:
         most = self.limits.max_texts
         count = sum(map(_leaves, _labels(options)))
         if count > most:
-            raise BadRequestError(f"A request may have {most} labels, got {count}.", 413)
+            what = "fields and choices" if "structures" in options else "labels"
+            raise BadRequestError(f"A request may have {most} {what}, got {count}.", 413)
         return count
 
     def _check_sizes(self, items: Sequence[Any]) -> None:
@@ -226,6 +231,10 @@ def _labels(options: Mapping[str, Any]) -> Iterator[Any]:
         yield each.split(",") if isinstance(each, str) else each or ()
     for question in (options.get("questions") or {}).values():
         yield question.get("criteria", ())
+    # Choices of a field may be parts of one text.
+    for structure in read_structures(options["structures"]) if "structures" in options else ():
+        for field in structure.fields:
+            yield (field.name, *field.choices)
 
 
 def _leaves(value: Any) -> int:
@@ -294,8 +303,8 @@ class Models:
             found = self.named(name)
             if not runs(found.model):
                 raise BadRequestError(
-                    f"The model {name!r} is for the task {found.model.task!r}, which this route "
-                    "does not run."
+                    f"The model {name!r}, which is for the task {found.model.task!r}, does not run "
+                    "this route."
                 )
             return found
         fitting = self.names_of(runs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
@@ -15,7 +16,7 @@ from qdqbert.data.rows.conll import OUTSIDE, TokenExample, read_sentences
 from qdqbert.data.rows.data import Dataset, check_each
 from qdqbert.data.tables.rows import Column, Kind
 from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER, GlinerHead
-from qdqbert.encoders.checkpoint.own_layers import SpanHead
+from qdqbert.encoders.checkpoint.own_layers import OwnLayers, SpanHead
 from qdqbert.encoders.checkpoint.text_heads import stored_head
 from qdqbert.encoders.model import Floats
 from qdqbert.runtime.batches import Results
@@ -123,9 +124,8 @@ class EntityExtractor(Model):
         self._head = head = stored_head(folder, SpanHead)
         self._scorer = SpanScorer.of(head, Tensors.of_folder(folder, head))
         self._labels: Embedder | None = None
-        if isinstance(head, GlinerHead) and head.has_labels_encoder:
-            if loaded.labels_encoder is None:
-                raise CheckpointError(f"{str(folder)!r} is incomplete: {LABELS_FOLDER} is missing.")
+        check_encoder_of_labels(head, loaded.labels_encoder, folder)
+        if loaded.labels_encoder is not None:
             self._labels = Embedder(loaded.labels_encoder)
             self._vectors = KeptLabels(self._labels.encode)
 
@@ -282,6 +282,12 @@ class _Place:
         if head.is_of_words:
             shape = (words, len(self.labels), 3)
         return self.scorer.spans(prediction.reshape(shape), threshold=THRESHOLD)
+
+
+def check_encoder_of_labels(head: OwnLayers, found: object, folder: Path) -> None:
+    """Refuse a folder without its encoder of labels, `found`, if the layers `head` read them so."""
+    if found is None and isinstance(head, GlinerHead) and head.has_labels_encoder:
+        raise CheckpointError(f"{str(folder)!r} is incomplete: {LABELS_FOLDER} is missing.")
 
 
 def of_scorer(scorer: SpanScorer, embed: EmbedLabels | None = None) -> Task:

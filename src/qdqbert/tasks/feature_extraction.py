@@ -18,7 +18,7 @@ from qdqbert.data.rows.data import Columns, Dataset, Example, check_each, open_t
 from qdqbert.data.rows.lines import counted, row_name
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.embedding_jobs import sentence_vectors
-from qdqbert.tasks.logits import score_answers
+from qdqbert.tasks.logits import pair_answers
 from qdqbert.tasks.prompts import (
     Prompted,
     encode_in_turn,
@@ -190,6 +190,6 @@ FEATURE_EXTRACTION = Task(
     predictions=lambda results: list(sentence_vectors(results)),
     scores=_scores,
     labels=_labels,
-    answers=lambda outcome: score_answers(outcome, _cosines(outcome), "cosine"),
+    answers=lambda outcome: pair_answers(outcome, "cosine", _cosines),
     model=Embedder,
 )

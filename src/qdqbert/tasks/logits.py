@@ -100,6 +100,23 @@ def score_answers(outcome: Outcome, values: ArrayLike, name: str) -> list[Answer
     ]
 
 
+def pair_answers(
+    outcome: Outcome, name: str, values: Callable[[Outcome], ArrayLike]
+) -> list[Answer]:
+    """Return the number that an embedder has for each pair of texts, by its vectors.
+
+    Vectors of texts alone are compared by their values, at length 1, and are no answers to read.
+    """
+    if len(outcome.predictions) > len(outcome.examples):
+        return score_answers(outcome, values(outcome), name)
+    answers = []
+    for vectors, example in zip(outcome.predictions, outcome.examples, strict=True):
+        lengths = np.linalg.norm(vectors, axis=-1, keepdims=True).astype(np.float64)
+        numbers = vectors / np.where(lengths == 0, 1, lengths)
+        answers.append(Answer(given=example.given, found={}, numbers=numbers))
+    return answers
+
+
 def score_of_pairs(
     name: str,
     predictions: ArrayLike,

@@ -30,7 +30,7 @@ from qdqbert.runtime.rows import RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.runtime.tensors import converted
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION, by_jobs_in_turn
-from qdqbert.tasks.logits import score_answers
+from qdqbert.tasks.logits import pair_answers
 from qdqbert.tasks.max_sim import VECTORS_COLUMN, Vectors, max_sim
 from qdqbert.tasks.prompts import (
     DOCUMENT_PROMPTS,
@@ -470,6 +470,6 @@ MULTI_VECTOR_EMBEDDING = dataclasses.replace(
     predictions=lambda results: results.rows(_OUTPUT),
     scores=_scores,
     labels=None,
-    answers=lambda outcome: score_answers(outcome, _pair_scores(outcome), "mean MaxSim"),
+    answers=lambda outcome: pair_answers(outcome, "mean MaxSim", _pair_scores),
     model=MultiVectorEmbedder,
 )

@@ -10,7 +10,7 @@ from qdqbert.encoders.checkpoint.own_layers import OwnLayers, SpanHead
 from qdqbert.encoders.checkpoint.sentence_files import FindFile
 from qdqbert.encoders.checkpoint.text_heads import head_of_folder
 from qdqbert.encoders.task_kinds import LABELS
-from qdqbert.tasks.entity_extraction import of_scorer
+from qdqbert.tasks.entity_extraction import check_encoder_of_labels, of_scorer
 from qdqbert.tasks.gliclass import joint_task
 from qdqbert.tasks.gliner2 import schema_task
 from qdqbert.tasks.label_scores import LabelScorer
@@ -34,10 +34,15 @@ def task_of_head(
 
 
 def task_of_folder(task: Task, folder: Path, embed: EmbedLabels | None = None) -> Task:
-    """Return a task, with the layers after the encoder in a folder with graphs if it has some."""
+    """Return a task, with the layers after the encoder in a folder with graphs if it has some.
+
+    Raises:
+        CheckpointError: The folder lacks these layers, or their encoder of labels.
+    """
     head = head_of_folder(folder)
     if head is None:
         return task
+    check_encoder_of_labels(head, embed, folder)
     return _with_layers(task, head, Tensors.of_folder(folder, head), embed)
 
 

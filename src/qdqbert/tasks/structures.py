@@ -113,7 +113,8 @@ def _of_options(options: AnswerOptions) -> dict[str, Any]:
     try:
         return parse_object(options.structures or "", "`structures`")
     except CheckpointError as error:
-        raise _refused(f"{shown(options.structures)} is no JSON object") from error
+        why = "" if error.__cause__ is None else f" ({error.__cause__})"
+        raise _refused(f"{shown(options.structures)} is no JSON object{why}") from error
 
 
 def _columns(options: AnswerOptions) -> tuple[Column, ...]:

@@ -251,6 +251,23 @@ def test_the_report_is_a_page_in_the_output(checkpoints, write_file, tmp_path) -
     assert (tmp_path / "files" / "report.html").read_text() == page(report)
 
 
+@pytest.mark.parametrize("name", ["sentence", "sparse", "multi_vector"])
+def test_texts_alone_are_listed_by_how_far_their_vectors_change(
+    checkpoints, write_file, tmp_path, name
+) -> None:
+    data, output = write_file("dev.txt", "the cat sat\nrain\nmusic\n"), tmp_path / "files"
+    folder = checkpoints(name)
+    flat.evaluate(folder, data, engine="native", reference=folder, output=output)
+    rows = [
+        [json.loads(line) for line in (output / file).read_text().splitlines()]
+        for file in ("predictions.jsonl", "changed.jsonl")
+    ]
+    assert [each["text"] for each in rows[0]] == ["the cat sat", "rain", "music"]
+    changes = [each["change"] for each in rows[1]]
+    assert 0 < changes[-1] < changes[0] < 1
+    assert changes == sorted(changes, reverse=True)
+
+
 @pytest.mark.parametrize("tag", ["B-ORG", "-100"])
 def test_labels_that_the_model_lacks_are_refused_next_to_a_reference(
     save_tiny, tmp_path, tag
@@ -337,6 +354,8 @@ def test_int8_of_a_checkpoint_whose_code_transformers_lacks(checkpoint_copy, wri
         CheckpointError, match="in PyTorch do not support checkpoints of type `new`"
     ):
         flat.evaluate(folder, data, reference=folder)
+    with pytest.raises(UserInputError, match=r"`reference=.* runs on the native engine\. Leave"):
+        flat.evaluate(folder, data, engine="native", reference=folder, pooling="cls")
 
 
 def test_what_fixes_the_outputs_of_float_is_refused_for_int8(checkpoints, write_file) -> None:

@@ -188,6 +188,10 @@ class Gliner2Head(SpanHead):
         """Return the config of the encoder, which says what is after it."""
         return {**super().encoder_values(base, vocab_size=vocab_size), GLINER2: True}
 
+    def config_place(self, name: str) -> str:
+        """Return the file with the config of the encoder, of a checkpoint, for messages."""
+        return f"{name}/{ENCODER_CONFIG if self.values['model_type'] == GLINER2 else CONFIG}"
+
     def prepare_tokenizer_(self, backend: tokenizers.Tokenizer) -> None:
         """Add the marks to a tokenizer, as gliner2 adds them, if it lacks them."""
         super().prepare_tokenizer_(backend)

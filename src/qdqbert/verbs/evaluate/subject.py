@@ -206,6 +206,12 @@ def load_subject(name: str, request: Request) -> Subject:
         except LoadAloneError:
             if request.parameter != "reference":
                 raise
+            if request.pooling is not None:
+                raise UserInputError(
+                    f"`pooling={request.pooling!r}` applies to checkpoints in PyTorch only, and "
+                    f"`reference={name!r}` runs on the native engine. Leave `pooling` out.",
+                    argument="pooling",
+                ) from None
             return _load_on_engine(name, request, precision="float")
 
 
