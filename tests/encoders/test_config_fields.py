@@ -568,12 +568,14 @@ CHANGES: Mapping[str, list[dict[str, Any]]] = {
 REFUSED: Mapping[str, list[dict[str, Any]]] = {
     "bert": [
         {"position_embedding_type": "relative_key"},
+        {"layer_norm_eps": -0.1},
         *({"hidden_act": name} for name in sorted(OTHER_FUNCTIONS)),
     ],
     "electra": [{"summary_type": kind} for kind in ("last", "mean", "cls_index")],
     "esm": [{"position_embedding_type": None}, {"position_embedding_type": "relative_key"}],
     # Then it is "last".
     "roformer": [{"rotary_value": True}, {"summary_type": GONE}],
+    "t5": [{"layer_norm_epsilon": -0.1}],
 }
 
 

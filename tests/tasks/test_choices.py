@@ -121,7 +121,11 @@ def test_a_high_temperature_makes_options_equal(model) -> None:
         ({}, "either `options` or `questions`"),
         ({"options": ["a"], "questions": QUESTIONS}, "either `options` or `questions`"),
         ({"options": []}, "`options` has to be labels"),
-        ({"options": {"a": 3}}, "description of 'a'"),
+        ({"options": {"a": 3}}, "`options`: the description of 'a'"),
+        (
+            {"questions": {"a": {"type": "choice", "criteria": {"b": " "}}}},
+            "`questions`: the description of 'b' has to be None or a text that is not blank",
+        ),
         ({"options": ["a"], "temperature": 0}, "`temperature` has to be"),
         ({"options": ["a"], "temperature": "hot"}, "`temperature` has to be"),
         ({"options": ["a"], "temperature": 1e-40}, "`temperature` has to be"),

@@ -52,11 +52,12 @@ class Config:
             raise self._wrong(name, found, f"a whole number from {least}")
         return found
 
-    def number(self, name: str) -> float:
-        """Return a number."""
+    def number(self, name: str, *, least: float = -1e30) -> float:
+        """Return a number from `least` on."""
         found = self._field(name)
-        if type(found) not in (int, float) or not abs(found) < 1e30:
-            raise self._wrong(name, found, "a number")
+        if type(found) not in (int, float) or not least <= found < 1e30:
+            from_least = "" if least < 0 else f" from {least:g}"
+            raise self._wrong(name, found, f"a number{from_least}")
         return float(found)
 
     def flag(self, name: str, *, null: bool | None = None) -> bool:

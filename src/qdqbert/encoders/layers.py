@@ -114,7 +114,7 @@ class Sizes:
             inner=config.integer("intermediate_size", least=1),
             heads=heads,
             head=size,
-            epsilon=config.number(epsilon),
+            epsilon=config.number(epsilon, least=0),
         )
 
 

@@ -91,17 +91,19 @@ class Question:
         }
 
 
-def choice_of(options: Any) -> Question:
+def choice_of(options: Any, argument: str = "options") -> Question:
     """Return the choice among options: a list of names, or names with descriptions or `None`.
+
+    `argument` is the one of the call that has them.
 
     Raises:
         UserInputError: There are no options, or one is no text.
     """
     if not isinstance(options, Mapping):
-        names = listed_labels(options, "options")
+        names = listed_labels(options, argument)
         return Question(kind="choice", options=names, texts=names)
-    names = listed_labels(options, "options")
-    texts = [_said(options[name], name) for name in names]
+    names = listed_labels(options, argument)
+    texts = [_said(options[name], name, argument) for name in names]
     return Question(kind="choice", options=names, texts=texts)
 
 
@@ -137,14 +139,15 @@ def _question(name: str, given: Any) -> Question:
             argument="questions",
         )
     if kind == "choice" and isinstance(criteria, Mapping) and criteria:
-        return choice_of(criteria)
+        return choice_of(criteria, "questions")
     if kind == "score" and isinstance(criteria, Sequence) and not isinstance(criteria, str):
         levels = listed_labels(criteria, "questions")
         return Question(
             kind="score", options=[str(each) for each in range(len(levels))], texts=levels
         )
     if kind == "noul" and isinstance(criteria, Mapping) and is_text(criteria.get("true")):
-        return Question(kind="noul", options=_NOUL[:1], texts=[_said(criteria["true"], name)])
+        said = _said(criteria["true"], name, "questions")
+        return Question(kind="noul", options=_NOUL[:1], texts=[said])
     wanted = {
         "choice": "options with their descriptions or null",
         "score": "a list of levels, the lowest first",
@@ -157,14 +160,14 @@ def _question(name: str, given: Any) -> Question:
     )
 
 
-def _said(text: Any, name: str) -> str:
+def _said(text: Any, name: str, argument: str) -> str:
     if text is None:
         return name
     if not is_text(text) or not text.strip():
         raise UserInputError(
-            f"`options`: the description of {name!r} has to be a text or None, got "
-            f"{described(text)}.",
-            argument="options",
+            f"`{argument}`: the description of {name!r} has to be None or a text that is not "
+            f"blank, got {described(text)}.",
+            argument=argument,
         )
     return str(text)
 

@@ -175,7 +175,7 @@ def transform(
     layer, if it is known.
     """
     layer = at.linear(dense, inputs=parts.hidden, outputs=outputs)
-    added = parts.config.number("layer_norm_eps")
+    added = parts.config.number("layer_norm_eps", least=0)
     return layer, activation, at.norm(norm, size=len(layer.bias), epsilon=added)
 
 

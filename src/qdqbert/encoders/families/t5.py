@@ -75,7 +75,7 @@ def _read(reader: Reader, *, own_biases: bool) -> Encoder:
         inner=config.integer("d_ff", least=1),
         heads=config.integer("num_heads", least=1),
         head=config.integer("d_kv", least=1),
-        epsilon=config.number("layer_norm_epsilon"),
+        epsilon=config.number("layer_norm_epsilon", least=0),
     )
     named, is_gated = _activation(config)
     own = dataclasses.replace(config, values={**config.values, "dense_act_fn": named})
