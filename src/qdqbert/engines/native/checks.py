@@ -28,8 +28,6 @@ _SCALES = ("word_scale", ".factor", ".multiplier", ".step", ".value_bounds")
 _MOST_EXPERTS = 1024
 # A convolution is over a few tokens.
 _MOST_TOKENS = 63
-# There are fewer layers.
-_MOST_ROTATIONS = 2**31 - 1
 # A head may have one output for each word of a vocabulary.
 _MOST_WORDS = 2**31 - 1
 # Messages of protocol buffers are smaller.
@@ -124,15 +122,16 @@ def _model(settings: Fields, packed: Packed) -> Iterator[Expected]:
     yield from _embeddings(settings, limit + has_padding, words)
     yield from _convolution(settings, words)
     yield from _optional_norm(settings, "final_norm", "final_norm", settings.integer("hidden"))
-    # Positions of tokens start at 1 if padding tokens have position 0. Rotations start at 0.
-    rotations = settings.integer("rotations", 0, 0 if has_padding else _MOST_ROTATIONS)
+    layers = settings.children("layers")
+    if not layers:
+        raise _wrong("it has no layers")
+    # Positions of tokens start at 1 if padding tokens have position 0. Rotations start at 0, and
+    # each belongs to a layer.
+    rotations = settings.integer("rotations", 0, 0 if has_padding else len(layers))
     for index in range(rotations):
         settings.integer("head_size", multiple=2 * PANEL)
         yield f"rotations.{index}", np.float32, (limit, 2, size // 2)
     tables = yield from _relative(settings, packed, limit)
-    layers = settings.children("layers")
-    if not layers:
-        raise _wrong("it has no layers")
     for index, layer in enumerate(layers):
         name = f"layers.{index}"
         yield from _layer(settings, layer, name)
