@@ -24,6 +24,16 @@ class Repository:
     private: bool
     files: dict[str, bytes] = dataclasses.field(default_factory=dict)
 
+    @classmethod
+    def of_folder(cls, folder: Path) -> Repository:
+        """Return a public repository with the files of a folder."""
+        files = {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
+        return cls(private=False, files=files)
+
     @property
     def commit(self) -> str:
         names = json.dumps({name: len(content) for name, content in self.files.items()})

@@ -221,17 +221,12 @@ def test_a_folder_without_its_encoder_of_labels_is_refused(
 def test_folders_of_the_hub_have_the_layers_after_the_encoder_and_the_second_one(
     two_int8_encoders, tmp_path
 ) -> None:
-    files = {
-        each.relative_to(two_int8_encoders).as_posix(): each.read_bytes()
-        for each in two_int8_encoders.rglob("*")
-        if each.is_file()
-    }
     call = f"model({TEXTS[0]!r}, {LABELS!r}, threshold=0.0)"
     code = (
         f"import json, qdqbert; model = qdqbert.load('someone/gliner'); print(json.dumps({call}))"
     )
     with running_hub() as hub:
-        hub.repositories["someone/gliner"] = Repository(private=False, files=files)
+        hub.repositories["someone/gliner"] = Repository.of_folder(two_int8_encoders)
         found = subprocess.run(
             [sys.executable, "-c", code],
             env=hub.environment(tmp_path / "home"),

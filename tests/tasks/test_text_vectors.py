@@ -250,14 +250,9 @@ def test_other_layers_make_another_folder_of_the_cache(checkpoint, in_float, tmp
 
 
 def test_layers_are_downloaded_from_the_hub(checkpoint, tmp_path) -> None:
-    files = {
-        path.relative_to(checkpoint).as_posix(): path.read_bytes()
-        for path in checkpoint.rglob("*")
-        if path.is_file()
-    }
     code = "import qdqbert; print(qdqbert.load('someone/m3', check=False).vector_kinds)"
     with running_hub() as hub:
-        hub.repositories["someone/m3"] = Repository(private=False, files=files)
+        hub.repositories["someone/m3"] = Repository.of_folder(checkpoint)
         found = subprocess.run(
             [sys.executable, "-c", code],
             env=hub.environment(tmp_path / "home"),

@@ -155,8 +155,13 @@ def load(path: ModelLike, options: LoadOptions) -> Any:  # noqa: D417  # `taking
 
 def labels_folder(path: str | os.PathLike[str]) -> Path | None:
     """Return the folder that runs the second encoder of a checkpoint in INT8, if it has one."""
-    folder = open_folder(path, LoadOptions(check=False)).directory / LABELS_FOLDER
-    return folder if is_artifact(folder) else None
+    return labels_in(open_folder(path, LoadOptions(check=False)).directory)
+
+
+def labels_in(folder: Path) -> Path | None:
+    """Return the part of a folder with graphs that has its encoder of labels, if there is one."""
+    labels = folder / LABELS_FOLDER
+    return labels if is_artifact(labels) else None
 
 
 def label_vectors(folder: Path | None) -> EmbedLabels | None:
@@ -172,8 +177,8 @@ def label_vectors(folder: Path | None) -> EmbedLabels | None:
 
 def _labels_encoder(loaded: Loaded, options: LoadOptions, place: Place) -> Loaded | None:
     """Open the second encoder in the folder of a model, if there is one."""
-    folder = loaded.artifact.directory / LABELS_FOLDER
-    if not is_artifact(folder):
+    folder = labels_in(loaded.artifact.directory)
+    if folder is None:
         return None
     artifact = open_artifact(folder)
     # `quantize` writes it for one target, which need not be that of the graph next to it.

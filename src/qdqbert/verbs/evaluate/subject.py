@@ -16,7 +16,6 @@ from qdqbert.common.progress import Silent
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.checkpoint.folder import check_name
 from qdqbert.encoders.checkpoint.gliclass import is_gliclass
-from qdqbert.encoders.checkpoint.gliner import LABELS_FOLDER
 from qdqbert.encoders.checkpoint.own_layers import package_of, task_of_config
 from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles
 from qdqbert.encoders.checkpoint.text_heads import read_span_head
@@ -29,7 +28,7 @@ from qdqbert.engines.registry import check_engine
 from qdqbert.engines.runner import Runner
 from qdqbert.graphs.imported.graph_runner import NO_NAMES, GivenNames, open_graph_file
 from qdqbert.loading.engine_choice import choose_engine
-from qdqbert.loading.load import label_vectors, open_folder, open_graph
+from qdqbert.loading.load import label_vectors, labels_in, open_folder, open_graph
 from qdqbert.loading.options import LoadOptions
 from qdqbert.pipeline.predictions import TorchRunner
 from qdqbert.pipeline.settings import input_length
@@ -396,8 +395,7 @@ def _load_artifact(artifact: Artifact, name: str, request: Request) -> Subject:
     target = artifact.target_for(engine, request.target)
     length, notices = request.input_length(None, artifact.max_length)
     _, scheduler, tokenizer = open_graph(artifact, engine, target, options)
-    labels = artifact.directory / LABELS_FOLDER
-    embed = label_vectors(labels if is_artifact(labels) else None)
+    embed = label_vectors(labels_in(artifact.directory))
     return Subject(
         name=_shown_name(name),
         task=task_of_folder(task_for(task, config), artifact.directory, embed),
