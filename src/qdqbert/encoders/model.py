@@ -83,7 +83,6 @@ class RoundTrip:
 
     Attributes:
         scale: Scale, positive.
-        zero_point: Zero point.
         low: Smallest code.
         high: Largest code.
         pre_quant_scale: `(hidden,)`; `None` for 1. Only inputs of residual adds have one.
@@ -263,11 +262,9 @@ class Layer:
 
     Attributes:
         attention_norm: LayerNorm of the attention's input; `None` if it reads the states.
-        attention: Self-attention.
         attention_residual: The residual add after it.
         up_norm: LayerNorm of the feed-forward part's input; `None` if it reads the states.
         up: First linear layer of the feed-forward part.
-        activation: Its activation function.
         gate: A linear layer with the input of `up`, by whose output the activation is multiplied;
             `None` if there is none.
         down: Last linear layer.
@@ -302,7 +299,6 @@ class Convolution:
 
     Attributes:
         linear: `(hidden, tokens * hidden)`, in float.
-        activation: Its activation function.
         norm: LayerNorm of the sum.
     """
 
@@ -364,7 +360,6 @@ class HeadOutput:
     """An output of the model, taken from the result of a head.
 
     Attributes:
-        name: Name of the output.
         column: Take this column and drop the last axis; `None` takes all columns.
     """
 

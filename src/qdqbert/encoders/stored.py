@@ -243,7 +243,6 @@ class _Reader:
     """Reader of the quantizers in a checkpoint.
 
     Attributes:
-        weights: Tensors of the checkpoint.
         base: Prefix of the names of tensors in a model with a head.
     """
 

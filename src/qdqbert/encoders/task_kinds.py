@@ -58,7 +58,6 @@ class TaskKind:
     """The models of a task.
 
     Attributes:
-        auto_class: transformers' auto class.
         architectures: Ends of the names of transformers' classes. The longest match counts.
         head: The task whose head they have, if it is not their own.
         reader: Field of a family's `Heads` that reads the head.

@@ -163,7 +163,6 @@ class _Stored:
     """A constant, and how its values follow from it.
 
     Attributes:
-        name: Its name.
         tensor: The constant.
         scale: Scales; `None` if there are none, or if they are unknown.
         zero: Zero points; `None` for 0.

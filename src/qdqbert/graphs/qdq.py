@@ -51,9 +51,6 @@ class _Codes:
 
     Attributes:
         name: Start of the names of nodes.
-        codes: The codes.
-        scale: Their scale.
-        zero_point: Their zero point.
         axis: Axis of the scale; `None` for a single one.
         shift: What was added to the activation before it was rounded.
     """

@@ -56,9 +56,7 @@ class _States:
     """Codes in the graph.
 
     Attributes:
-        codes: Name of the codes.
         step: Their scale.
-        scale: Name of the scale.
     """
 
     codes: str

@@ -37,7 +37,6 @@ class ActorGroups:
     """The division of a cluster's CPUs or GPUs among actors.
 
     Attributes:
-        actors: Number of actors.
         threads: Number of CPUs of each actor.
         gpus: Number of GPUs of each actor.
     """

@@ -83,7 +83,6 @@ class ChosenExamples:
         takes_pairs: Whether the user's examples are pairs of texts; `None` without any.
         labeled_data: The data that the held-out examples are from, if they have labels.
         is_split: Whether these are `calibration_data`, which the model may have been trained on.
-        notices: Messages for the user.
     """
 
     calibration: Sequence[Any]

@@ -21,10 +21,7 @@ class WrittenGraph:
     """The file of one target.
 
     Attributes:
-        plan: How it was made.
-        path: The file.
         name: Path of the file in the output folder.
-        size_bytes: Size of the file.
     """
 
     plan: Plan

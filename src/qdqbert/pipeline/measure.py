@@ -46,9 +46,7 @@ class Evidence:
     """The float model and the examples that graphs are compared on.
 
     Attributes:
-        ready: The calibrated model.
         float_model: File of the float graph.
-        limits: Limits of the call.
         rows: Rows that `verify` runs again.
     """
 

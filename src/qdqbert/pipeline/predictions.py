@@ -196,13 +196,7 @@ class Baseline:
     """Results of a reference on the examples that models are compared with it on.
 
     Attributes:
-        task: Task of the models.
-        encoded: The examples.
-        predictions: Predictions of the reference.
         scores: Its results that metrics are computed from; none without labels.
-        tokenizer: Tokenizer of the models.
-        id2label: Labels of the models.
-        options: Settings of the task.
     """
 
     task: Task

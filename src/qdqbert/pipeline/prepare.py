@@ -83,16 +83,12 @@ class Ready:
 
     Attributes:
         source: The float model.
-        scheme: How it is quantized.
         data: The data of the call.
         ranges: Where its ranges come from.
-        examples: Examples of the call.
         plans: One plan for each target that runs the model.
         refused: Why the other targets do not, by name of the target.
         inputs: The examples as inputs of the model.
         baseline: Results of the float model on the held-out examples.
-        sited: The model with sites.
-        calibration: The ranges.
         embedding_ranges: Ranges of the embeddings; `None` for other tasks.
     """
 

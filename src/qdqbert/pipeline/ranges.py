@@ -44,7 +44,6 @@ class RangeSource:
         known: Fingerprints of the examples that stored or earlier ranges were taken from; `None`
             if the ranges are calibrated.
         earlier: Folder of the earlier call.
-        notices: Messages for the user.
     """
 
     kind: RangeKind = "calibrated"

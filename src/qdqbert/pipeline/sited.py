@@ -42,7 +42,6 @@ class SitedSource:
     """A float model with named sites.
 
     Attributes:
-        encoder: The model as data.
         sites: Places that can be quantized, in order.
     """
 

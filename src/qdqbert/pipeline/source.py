@@ -109,10 +109,7 @@ class Source(Described):
     """A float model to be quantized.
 
     Attributes:
-        model: Where it is.
-        encoder: The model as data.
         graph: The .onnx file on ONNX Runtime; `None` for a checkpoint.
-        output_names: Names of the outputs.
         stored: Quantizers of its own, if it has some.
         training: How `train` trained it; empty if it did not.
         labels: Folder that runs its encoder of labels in INT8, if it has one.

@@ -33,11 +33,6 @@ class Trials:
     """Runs a plan with some of its sites left in float.
 
     Everything is computed with fake quantization, without an engine.
-
-    Attributes:
-        sited: The model with sites.
-        calibration: Ranges of the call.
-        baseline: The float model's results.
     """
 
     plan: Plan

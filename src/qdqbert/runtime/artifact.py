@@ -58,11 +58,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Artifact(Quantization):
-    """A quantized model on disk.
-
-    Attributes:
-        directory: The folder.
-    """
+    """A quantized model on disk."""
 
     directory: Path
 

@@ -522,12 +522,7 @@ def _raising(found: Generator[_A | UserInputError], *, has_positions: bool = Tru
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextEncoder:
-    """Makes one feature of each text or pair of texts.
-
-    Attributes:
-        tokenizer: The tokenizer.
-        input_names: Inputs of the graph.
-    """
+    """Makes one feature of each text or pair of texts."""
 
     tokenizer: Tokenizer
     input_names: Sequence[str]

@@ -59,9 +59,7 @@ class BadRequestError(Exception):
     """A request that cannot be answered.
 
     Attributes:
-        status: HTTP status.
         kind: Kind of error, as text-embeddings-inference names it.
-        headers: Headers of the response.
     """
 
     def __init__(

@@ -60,10 +60,7 @@ class Response:
     """A response.
 
     Attributes:
-        body: Its body.
-        status: HTTP status.
-        content_type: Type of the body.
-        headers: Other headers.
+        headers: Headers, without that of the type.
     """
 
     body: bytes

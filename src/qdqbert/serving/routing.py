@@ -64,9 +64,7 @@ class Route:
         needs: What an embedder must make of a text to be run.
         fits: Whether a model of these kinds is one that it runs.
         answer: Type of the content of a response.
-        media_type: Type of the response.
         example: A body, to show how the route is called.
-        error_form: Writes its errors.
     """
 
     path: str

@@ -89,9 +89,6 @@ class Served:
 
     Attributes:
         name: Name of the model in requests.
-        model: The model.
-        batcher: Runs requests on it.
-        limits: Limits of the server.
         count_truncated: Called with the number of inputs of a request that were cut.
     """
 

@@ -47,8 +47,6 @@ class _Ask:
     """The job whose answer is the best spans of each context; see `Job`.
 
     Attributes:
-        windows: Cuts contexts.
-        input_names: Inputs of the graph.
         options: Settings of the choice of spans.
         has_null: Whether "no answer" is a possible answer.
         top_k: Number of answers to return.

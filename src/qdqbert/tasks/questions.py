@@ -42,7 +42,6 @@ class QuestionExample:
 
     Attributes:
         id: Unique in the data.
-        question: The question.
         context: The text that is searched for the answer.
         title: Title of the article; may be empty.
         answers: Equally right answers; empty if there is no answer or it is not known.

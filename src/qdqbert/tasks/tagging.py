@@ -61,8 +61,6 @@ class Tag:
 
     Attributes:
         tokenizer: Cuts texts into windows.
-        input_names: Inputs of the graph.
-        id2label: Names of the classes.
         strategy: How tokens are joined to entities.
         ignore_labels: Names that are left out of the answer.
         stride: Number of tokens that neighboring windows share.

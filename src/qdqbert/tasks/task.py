@@ -93,7 +93,6 @@ class Score:
     it depends on the choice of the examples; see `evidence.intervals`.
 
     Attributes:
-        name: Name of the metric.
         rows: The numbers that the metric reads of each answer: of an example, or of a query if it
             ranks documents.
         compute: Returns the metric of rows.
@@ -224,10 +223,8 @@ class Tokenization:
     """How examples become features.
 
     Attributes:
-        tokenizer: Tokenizer of the model.
         input_names: Inputs of the model, which features have.
         max_length: Longest feature in tokens.
-        settings: Settings of the task.
     """
 
     tokenizer: Tokenizer
@@ -269,10 +266,7 @@ class Outcome:
     """What a model predicts for features, and what is needed to make sense of it.
 
     Attributes:
-        predictions: The predictions.
-        features: The features.
         id2label: Names of the classes by number.
-        settings: Settings of the task.
         tokenizer: Tokenizer of the model, for answers; metrics need none.
     """
 
@@ -328,8 +322,6 @@ class Task:
 
     Attributes:
         name: transformers' name of the task.
-        read: Reads data into examples.
-        encode: Makes features from examples.
         encode_calibration: Makes features of texts of all kinds, as `load` does, for a model with
             the head that is given, a `TextHead`: with each prompt in turn. `None` if there is one
             kind.

@@ -28,7 +28,6 @@ class GraphBody(nn.Module):
     """A model of transformers that returns a tuple of tensors, like a graph.
 
     Attributes:
-        model: The transformers model.
         head: The modules of sentence-transformers. Vectors of texts are the last output.
         steps: Their steps besides pooling; see `steps` of the `head`.
         output_names: Names of the tensors that `forward` returns, in order.

@@ -39,13 +39,11 @@ class Table:
     Attributes:
         path: The path, as the caller gave it.
         rows: The rows that are still to be read.
-        names: Names of the columns.
         repeated: Names that several columns have, and the numbers that are their names instead.
         head: The first rows, which also come first in `rows`.
         first_cells: Cells of the first row if it is not a header, else `None`.
         blank_lines: Numbers of the blank rows; grows while rows are read.
         long_lines: Numbers of the rows with too many fields; grows while rows are read.
-        notices: Sentences for the user.
     """
 
     path: str

@@ -56,8 +56,7 @@ class Writer:
     """How rows are written.
 
     Attributes:
-        format: Format of the output.
-        is_compressed: Whether it is compressed with gzip.
+        is_compressed: Whether the output is compressed with gzip.
         layout: Columns of the output. Rows of .jsonl and .parquet files keep all of their columns.
         partition_by: Columns whose values name the folders of .parquet files.
     """

@@ -70,13 +70,11 @@ class Described:
     Attributes:
         model_type: transformers' name of its family; `None` if it is not known.
         config: Its config of transformers, or as much of one as a graph shows.
-        tokenizer: Its tokenizer of transformers.
         head: The modules of sentence-transformers after the model, if they are known.
         cross_encoder: Files of a cross-encoder of sentence-transformers; `None` for other models.
         pair_template: The text around the two texts of a pair; `None` if they are read as they are.
         max_length: Longest input in tokens.
         input_names: Its inputs, out of `input_ids`, `attention_mask`, `token_type_ids`.
-        notices: Sentences for the user.
     """
 
     model_type: str | None

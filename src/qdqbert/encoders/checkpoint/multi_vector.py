@@ -155,7 +155,6 @@ class MultiVectorHead(Modular, Layout):
 
     Attributes:
         modules: Modules that change the vector of each token, in order.
-        rules: Which tokens count.
         marks: Starts of prompts that are one token if the vocabulary has it.
     """
 

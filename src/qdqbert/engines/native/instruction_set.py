@@ -111,11 +111,9 @@ class Operands:
     Attributes:
         x: The first row.
         stride: Bytes from one row to the next.
-        rows: Number of rows.
         weights: The first panel of weights: of keys or of values.
         panel: Bytes from one panel to the next.
         end: Bytes from `weights` to the end of the first panel.
-        columns: Number of columns.
         out: The first row of the result.
         out_stride: Bytes from one row of the result to the next.
         depth: Number of products in a sum.

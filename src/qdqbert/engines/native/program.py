@@ -64,8 +64,6 @@ class Program:
     """Records of a model, and the functions that read them. Nothing changes while it runs.
 
     Attributes:
-        settings: Settings of the model.
-        arrays: Its arrays by name.
         hidden: Channels of a hidden state with padding.
         features: The features of the kernels.
         block: Rows that are computed together at most.

@@ -78,7 +78,6 @@ class LinearPart(Part):
 
     Attributes:
         depth: Number of its input channels.
-        columns: Number of its columns.
         channels_at: Where its input channels go.
         columns_at: Where its columns go.
         of_experts: Whether each expert has columns of its own.
@@ -112,7 +111,6 @@ class RoundingPart(Part):
     """Fake quantization of a tensor that stays in float.
 
     Attributes:
-        channels: Number of channels.
         is_of_add: Whether it is of an input of a residual add, not of attention.
     """
 

@@ -15,11 +15,7 @@ from qdqbert.engines.runner import Outputs
 
 
 class TailRunner:
-    """The tail of a packed model; see `encoders.model.Tail`.
-
-    Attributes:
-        output_names: Names of its outputs.
-    """
+    """The tail of a packed model; see `encoders.model.Tail`."""
 
     def __init__(self, program: Program, threads: int) -> None:
         """Load the graph.

@@ -29,7 +29,6 @@ class _Scores:
 
     Attributes:
         matmul: The matmul of queries and keys.
-        factor: Factor of its output.
         is_causal: Whether a token attends only to itself and those before it.
         window: As in `Attention.window`.
         bias: Of each distance of query and key, `(heads or 1, 2 * limit - 1)`, as in
@@ -52,8 +51,6 @@ class _Projection:
         end: Its output in the graph.
         source: The states that it reads.
         size: Number of heads, and channels of each.
-        factor: Factor of its output.
-        rotary: Rotation of its output.
     """
 
     linear: Linear

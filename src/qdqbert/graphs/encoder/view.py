@@ -39,7 +39,6 @@ class GraphView:
         has_choices: Whether inputs are `(batch, choices, seq)`.
         ir_version: Version of the format.
         tokens: Length of all texts, if the graph fixes it.
-        rotations: Rotations that were read.
     """
 
     def __init__(self, model: ir.Model) -> None:

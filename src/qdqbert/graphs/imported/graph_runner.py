@@ -55,7 +55,6 @@ class RenamedCopy:
     """A copy of a graph with transformers' names.
 
     Attributes:
-        path: The file.
         task: transformers' name of its task.
         input_names: Names of its inputs, in transformers' order.
         output_names: Names of the outputs that the task reads, in transformers' order.

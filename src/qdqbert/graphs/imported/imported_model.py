@@ -24,7 +24,6 @@ class ImportedModel:
     """An existing ONNX model, to run it and to read it as data.
 
     Attributes:
-        path: The .onnx file.
         graph: The graph in canonical form; `None` after it was read.
         runner: The float model on ONNX Runtime.
         input_names: transformers' names of its inputs, in order.

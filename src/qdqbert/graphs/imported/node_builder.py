@@ -15,12 +15,7 @@ from qdqbert.graphs.edit import add_constant, apply_passes, tidy
 
 
 class Builder:
-    """Inserts the nodes that replace a node in front of it.
-
-    Attributes:
-        node: The node.
-        attributes: Its attributes.
-    """
+    """Inserts the nodes that replace a node in front of it."""
 
     def __init__(self, graph: ir.Graph, node: ir.Node) -> None:
         self.node, self.attributes = node, node.attributes

@@ -133,7 +133,6 @@ class Plan:
 
     Attributes:
         target: The target of the graph.
-        recipe: The recipe.
         specs: Spec of every site by name, as the target can run it; `None` is float.
         dedicated_pairs: Whether to give each reader of an activation its own Q/DQ pair, even where
             the target's style does not.

@@ -43,9 +43,7 @@ class Source:
     """A graph to export.
 
     Attributes:
-        artifact: The folder.
         engine: Engine that its results are compared on.
-        target: Target of the graph.
         outputs: Names of the graph's outputs to export.
         head: Pooling of an embedder; `None` if the folder has none.
         settings: Prompts and other settings of sentence-transformers.

@@ -73,13 +73,11 @@ class FloatCheckpoint:
     """A checkpoint, apart from its weights.
 
     Attributes:
-        folder: Its folder.
         config: The encoder's config.
         encoder_folder: Folder of the encoder in it.
         tokenizer_folder: Folder of the tokenizer: the encoder's, or one of the cache.
         layout: The files of sentence-transformers, if there are some.
         task: The task of its head.
-        tokenizer_config: Settings of its tokenizer.
         adapter: Adapter that is merged into its weights; `None` for none.
         is_guess: Whether no file says what the task is.
         labels: The second encoder of the checkpoint, which reads labels, if it has one.

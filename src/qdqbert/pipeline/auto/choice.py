@@ -52,7 +52,6 @@ class Candidate:
     Attributes:
         plan: How it is made, for one engine.
         folder: The folder, as `quantize` writes it, without a report.
-        written: The graph.
     """
 
     plan: Plan

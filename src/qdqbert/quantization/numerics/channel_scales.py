@@ -28,8 +28,6 @@ class ChannelStatistics:
     """Statistics of an input of linear layers; each tensor is float32 `(channels,)`.
 
     Attributes:
-        low: Lowest value.
-        high: Highest value.
         variance: Variance around the channel's own mean.
     """
 

@@ -53,7 +53,6 @@ class UnroundedWeight:
 
     Attributes:
         weight: The weight of a linear layer, `(out, in)`.
-        spec: Its spec.
         amax: Its range, `()` or `(out,)`, if it does not use its own; see `weight_parameters`.
     """
 

@@ -31,7 +31,6 @@ class Unit:
 
     Attributes:
         name: Path of the layer or of the linear layer, or name of the site.
-        sites: Names of the sites.
         cost: Multiplications for each token that are no longer int8 if the unit is left in float.
     """
 

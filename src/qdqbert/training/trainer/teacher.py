@@ -23,7 +23,6 @@ class Teacher:
 
     Attributes:
         model: The model, in evaluation mode, on the student's device.
-        settings: Settings of the distillation.
     """
 
     def __init__(self, model: nn.Module, settings: Distillation) -> None:

@@ -75,14 +75,12 @@ class Subject:
         target: Target that its graph was made for; `None` for PyTorch or an .onnx file.
         is_proxy: Whether the engine is a proxy for the runtime of the target.
         runner: The model, ready to run. A folder runs in the batches of `load`.
-        input_names: Names of its inputs.
         id2label: Names of its classes by index.
         max_length: Longest input in tokens.
         stored_task_options: Settings of the task that it was trained or quantized with, by name.
         calibrated_on: Fingerprints of the examples that its ranges were taken from.
         trained_on: Fingerprints of the examples that it was trained on, as far as it is known.
         size_bytes: Size of its file; for a checkpoint, of its weights in float32.
-        notices: Messages for the user.
         matched_names: transformers' names of the inputs and outputs that names of the call matched.
     """
 
@@ -110,7 +108,6 @@ class Request:
 
     Attributes:
         parameter: Name of the parameter that gave the model: `model` or `reference`.
-        max_length: `max_length` of the call.
         usual_length: Longest input in tokens without `max_length`; for a reference, the model's.
             `None` for the length that was stored with the model.
         tokenizer: Folder or hub id of the tokenizer of an .onnx file.

@@ -68,12 +68,10 @@ class Pipeline:
     """A run of a model on the rows of files.
 
     Attributes:
-        options: Options of the call.
         source: The input, or its shard.
         whole: The input.
         rows: All rows of the input.
         run: How rows are answered and written.
-        progress: Receives the stages.
         arrives: Waits for the next row, if answers are written as rows come.
     """
 

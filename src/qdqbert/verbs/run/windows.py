@@ -52,7 +52,6 @@ class Block:
 
     Attributes:
         data: The rows and their answers, as `Writer.block` returns them; empty without rows.
-        totals: Numbers of the window.
         bad: Rows that have no answers.
         last: The last row: its file, its number or that of its last line, and its position.
     """
@@ -69,8 +68,6 @@ class RowRun:
 
     Attributes:
         columns: Columns that are read and written.
-        writer: How rows are written.
-        options: Options of the call.
     """
 
     model: Model

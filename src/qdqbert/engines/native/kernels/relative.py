@@ -27,7 +27,6 @@ class RelativeScores:
         length: Tokens of the text.
         zeros: Sums that products start from.
         panel: First panel of the tables that a distance in the text needs.
-        panels: Number of panels.
         offset: Where the first panel of this head is in a table, in bytes.
     """
 
