@@ -12,13 +12,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Group, Parameter
 
-from qdqbert.cli._errors import (
-    ExitCode,
-    in_flags,
-    run_safely,
-    show_messages,
-    silence_libraries,
-)
+from qdqbert.cli._errors import ExitCode, in_flags, run_safely, show_messages, silence_libraries
 from qdqbert.cli._output import print_report
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.files import explaining_places

@@ -77,10 +77,7 @@ COMMANDS = (
         after_interrupt=lambda _: "The server has stopped.",
         runs_artifacts=True,
     ),
-    Command(
-        function=qdqbert.export,
-        example="qdqbert export ./my-embedder-int8 --to openvino",
-    ),
+    Command(function=qdqbert.export, example="qdqbert export ./my-embedder-int8 --to openvino"),
     Command(
         function=qdqbert.verify,
         example="qdqbert verify ./my-classifier-int8",
@@ -94,10 +91,5 @@ COMMANDS = (
         after_interrupt=lambda _: "The repository has all files or none of them.",
         runs_artifacts=True,
     ),
-    Command(
-        function=qdqbert.doctor,
-        positional=(),
-        example="qdqbert doctor",
-        runs_artifacts=True,
-    ),
+    Command(function=qdqbert.doctor, positional=(), example="qdqbert doctor", runs_artifacts=True),
 )

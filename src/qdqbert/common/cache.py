@@ -89,8 +89,7 @@ def kept_folder(key: str, fill: Callable[[Path], None]) -> Path:
         # It can be another user's, which is an error.
         if not is_new and not _is_complete(folder):
             _LOGGER.warning(
-                "%s in the cache is not complete or damaged. It is made again.",
-                str(folder),
+                "%s in the cache is not complete or damaged. It is made again.", str(folder)
             )
             shutil.rmtree(folder)
             is_new = True

@@ -293,8 +293,7 @@ class Bars:
         with progress.Progress(*columns, console=console) as bars:
             task = bars.add_task(title, total=total, speed="")
             yield _noting(
-                rate,
-                lambda: bars.update(task, completed=rate.position, speed=rate.described()),
+                rate, lambda: bars.update(task, completed=rate.position, speed=rate.described())
             )
 
     @contextlib.contextmanager

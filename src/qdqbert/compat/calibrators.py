@@ -70,11 +70,7 @@ class MaxCalibrator(Calibrator):
     """
 
     def __init__(
-        self,
-        num_bits: int | tuple[int, int],
-        axis: Axis,
-        unsigned: bool,
-        track_amax: bool = False,
+        self, num_bits: int | tuple[int, int], axis: Axis, unsigned: bool, track_amax: bool = False
     ) -> None:
         super().__init__(num_bits, axis, unsigned)
         self._track_amax = track_amax

@@ -7,14 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from qdqbert.common.choices import PoolingMode
-from qdqbert.encoders.model import (
-    Embeddings,
-    Head,
-    HeadOutput,
-    Linear,
-    Pooling,
-    Step,
-)
+from qdqbert.encoders.model import Embeddings, Head, HeadOutput, Linear, Pooling, Step
 from qdqbert.encoders.reader import Reader
 
 EMBEDDING = "sentence_embedding"
@@ -166,6 +159,5 @@ def decoder(
     found = next((each for each in biases if reader.has(each)), None)
     shape = (len(weight),)
     return Linear(
-        weight=weight,
-        bias=reader.zeros(*shape) if found is None else reader.tensor(found, shape),
+        weight=weight, bias=reader.zeros(*shape) if found is None else reader.tensor(found, shape)
     )

@@ -34,9 +34,7 @@ class Engine:
 
 ENGINES: Mapping[str, Engine] = {
     "onnxruntime": Engine(
-        package="onnxruntime",
-        purpose="runs .onnx graphs on CPUs and GPUs",
-        extra="onnxruntime",
+        package="onnxruntime", purpose="runs .onnx graphs on CPUs and GPUs", extra="onnxruntime"
     ),
     "openvino": Engine(
         package="openvino",
@@ -45,9 +43,7 @@ ENGINES: Mapping[str, Engine] = {
     ),
     # It compiles its kernels.
     "native": Engine(
-        package="llvmlite",
-        purpose="runs the target `native`, without padding",
-        runs_onnx=False,
+        package="llvmlite", purpose="runs the target `native`, without padding", runs_onnx=False
     ),
 }
 
@@ -150,11 +146,7 @@ def open_runner(
         from qdqbert.engines.onnxruntime import OnnxRuntimeRunner
 
         return OnnxRuntimeRunner(
-            model,
-            threads=threads,
-            exact=exact,
-            provider=provider or "cpu",
-            low_memory=low_memory,
+            model, threads=threads, exact=exact, provider=provider or "cpu", low_memory=low_memory
         )
     from qdqbert.engines.openvino import OpenVinoRunner
 

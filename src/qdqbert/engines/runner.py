@@ -27,10 +27,7 @@ class SharesPrefixes(Protocol):
         ...
 
     def run_after(
-        self,
-        prefix: Any,
-        inputs: Mapping[str, NDArray[Any]],
-        wanted: Collection[str] | None = None,
+        self, prefix: Any, inputs: Mapping[str, NDArray[Any]], wanted: Collection[str] | None = None
     ) -> Outputs:
         """Return the outputs of texts that go on after a prefix, whose tokens `inputs` lack.
 

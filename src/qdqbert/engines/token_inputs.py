@@ -99,8 +99,7 @@ def check_lengths(lengths: Integers, limit: int) -> None:
     found = lengths.tolist()
     if 0 in found:
         raise UserInputError(
-            f"Text {int(np.argmin(lengths))} of the batch has no tokens.",
-            argument="attention_mask",
+            f"Text {int(np.argmin(lengths))} of the batch has no tokens.", argument="attention_mask"
         )
     if (most := max(found)) > limit:
         raise UserInputError(

@@ -187,11 +187,7 @@ def make_references(
             noisy = {**changed[0], **changed[1]}
         references.append(
             Reference(
-                inputs=batch.inputs,
-                states=states,
-                outputs=kept,
-                noisy=noisy,
-                last_bits=last_bits,
+                inputs=batch.inputs, states=states, outputs=kept, noisy=noisy, last_bits=last_bits
             )
         )
     return references
@@ -300,11 +296,7 @@ def check_lowering(
 
 
 def _layers_opener(
-    path: Path,
-    names: Sequence[str],
-    engine: EngineName,
-    folder: Path,
-    open_: Callable[..., Runner],
+    path: Path, names: Sequence[str], engine: EngineName, folder: Path, open_: Callable[..., Runner]
 ) -> Callable[..., Runner]:
     """Return an opener of a graph whose layers read given states; see `add_teacher_forcing`."""
     if engine == "native":

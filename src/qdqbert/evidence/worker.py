@@ -25,10 +25,7 @@ def answers(requests: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     load = next(requests)
     if load["device"] is None:
         runner = open_runner(
-            load["engine"],
-            Path(load["model"]),
-            threads=load["threads"],
-            provider=load["provider"],
+            load["engine"], Path(load["model"]), threads=load["threads"], provider=load["provider"]
         )
     else:
         runner = open_on(Device(**load["device"]), Path(load["model"]))

@@ -152,9 +152,7 @@ _POLARS = BatchKind(
 # By the name of the package, and the name of the class.
 _KINDS: Mapping[tuple[str, str], BatchKind] = {
     ("pandas", "DataFrame"): BatchKind(
-        names=lambda batch: list(batch.columns),
-        values=_pandas_values,
-        extended=_extend_frame,
+        names=lambda batch: list(batch.columns), values=_pandas_values, extended=_extend_frame
     ),
     ("pyarrow", "Table"): _ARROW,
     ("pyarrow", "RecordBatch"): _ARROW,

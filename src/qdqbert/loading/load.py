@@ -29,12 +29,7 @@ from qdqbert.engines.registry import check_engine, open_runner
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.checksums import CHECKSUMS, require_intact
 from qdqbert.loading.device_choice import Place, choose_place, target_on
-from qdqbert.loading.download import (
-    absolute_name,
-    download_graph,
-    download_settings,
-    is_hub_name,
-)
+from qdqbert.loading.download import absolute_name, download_graph, download_settings, is_hub_name
 from qdqbert.loading.engine_choice import choose_engine, warn_of_slow_kernel
 from qdqbert.loading.float_checkpoint import (
     has_settings,

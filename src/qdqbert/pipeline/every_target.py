@@ -15,12 +15,7 @@ from qdqbert.pipeline.trials import Trials, can_be_met, meet_limits
 
 
 def write_every_target(
-    evidence: Evidence,
-    output: Output,
-    progress: Progress,
-    *,
-    benchmark: bool,
-    leaves_out: bool,
+    evidence: Evidence, output: Output, progress: Progress, *, benchmark: bool, leaves_out: bool
 ) -> QuantizeReport:
     """Fill the output folder with a graph for each plan of a call, and return the report.
 

@@ -188,9 +188,7 @@ def _check(
 
 
 def _time(
-    jobs: Sequence[tuple[WrittenGraph, EngineName]],
-    evidence: Evidence,
-    progress: Progress,
+    jobs: Sequence[tuple[WrittenGraph, EngineName]], evidence: Evidence, progress: Progress
 ) -> list[Timing]:
     """Time the float graph on each engine that runs it and every INT8 graph alternately."""
     source = evidence.ready.source

@@ -143,10 +143,7 @@ class TorchRunner:
 
 
 def predict(
-    task: Task,
-    runner: Runner,
-    encoded: EncodedExamples,
-    advance: Callable[[], None] = lambda: None,
+    task: Task, runner: Runner, encoded: EncodedExamples, advance: Callable[[], None] = lambda: None
 ) -> Predictions:
     """Return the predictions of a model, one for each feature, in their order."""
     predictions = predict_batches(task, runner, encoded.batches, encoded.features, advance)

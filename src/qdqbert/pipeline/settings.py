@@ -39,11 +39,7 @@ def check_data(given: Any) -> None:
 
 
 def check_model(
-    given: str | Copied | None,
-    parameter: str,
-    *,
-    takes_quantized: bool = False,
-    advice: str = "",
+    given: str | Copied | None, parameter: str, *, takes_quantized: bool = False, advice: str = ""
 ) -> None:
     """Check the path of a model, unless it can be a name on the hub, before it is loaded.
 

@@ -46,11 +46,7 @@ class SitedSource:
     """
 
     def __init__(
-        self,
-        encoder: EncoderModel,
-        groups: Collection[SiteGroup],
-        *,
-        output_names: Sequence[str],
+        self, encoder: EncoderModel, groups: Collection[SiteGroup], *, output_names: Sequence[str]
     ) -> None:
         """Make the model in PyTorch, with quantizers that stay disabled."""
         self.encoder = encoder

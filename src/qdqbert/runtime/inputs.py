@@ -57,8 +57,7 @@ def listed_texts(inputs: Any, argument: str, *, takes_one: bool = True) -> list[
     if wrong is not None:
         place = ", got" if is_one else f"; item {wrong} is"
         raise UserInputError(
-            f"`{argument}` has to be {wanted}{place} {described(texts[wrong])}.",
-            argument=argument,
+            f"`{argument}` has to be {wanted}{place} {described(texts[wrong])}.", argument=argument
         )
     return texts
 

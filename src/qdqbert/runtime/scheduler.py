@@ -329,11 +329,7 @@ class Scheduler:
         yield from _answers(job, chunk, advance)
 
     def _submit(
-        self,
-        job: Job[_I, _A],
-        chunk: _Chunk[_I],
-        streams: ThreadPoolExecutor,
-        prefixes: Prefixes,
+        self, job: Job[_I, _A], chunk: _Chunk[_I], streams: ThreadPoolExecutor, prefixes: Prefixes
     ) -> _Chunk[_I]:
         """Sort the features of a chunk into batches, and let the streams run them."""
         runner = self._runners.many

@@ -151,8 +151,7 @@ class Truncation(Body):
         None, description="Cut inputs that are too long, as by default. `false` refuses them."
     )
     truncation_direction: Literal["Left", "Right", "left", "right"] | None = Field(
-        None,
-        description="The end of inputs that is cut off. By default, the tokenizer decides.",
+        None, description="The end of inputs that is cut off. By default, the tokenizer decides."
     )
 
     @property

@@ -49,9 +49,7 @@ class Limits:
     def of(cls, options: ServerOptions) -> Limits:
         """Return the limits that options set."""
         return cls(
-            max_body=options.max_body,
-            max_texts=options.max_texts,
-            max_queued=options.max_queued,
+            max_body=options.max_body, max_texts=options.max_texts, max_queued=options.max_queued
         )
 
 

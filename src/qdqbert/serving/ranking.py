@@ -48,9 +48,7 @@ async def _rank_vectors(
     # It takes a while, and other requests are answered in the meantime.
     scores = await asyncio.to_thread(model.similarity, one.each, found.each)
     every = Answers(
-        each=found.each,
-        tokens=one.tokens + found.tokens,
-        truncated=one.truncated + found.truncated,
+        each=found.each, tokens=one.tokens + found.tokens, truncated=one.truncated + found.truncated
     )
     return every, scores[0]
 

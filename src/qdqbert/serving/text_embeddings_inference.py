@@ -134,8 +134,7 @@ class PredictBody(Truncation):
         None, description="Return scores before the activation function."
     )
     parameters: PredictParameters | None = Field(
-        None,
-        description="`top_k` and `function_to_apply`, as in Hugging Face's inference API.",
+        None, description="`top_k` and `function_to_apply`, as in Hugging Face's inference API."
     )
 
 

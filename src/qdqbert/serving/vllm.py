@@ -45,10 +45,10 @@ class ScoreBody(Truncation, NamesModel):
 
     text_1: _TextOrTexts = Field(
         description="The first text of each pair. One text is paired with each of `text_2`. "
-        "`queries` is another name of the field.",
+        "`queries` is another name of the field."
     )
     text_2: _TextOrTexts = Field(
-        description="The second texts. `documents` is another name of the field.",
+        description="The second texts. `documents` is another name of the field."
     )
     truncate_prompt_tokens: int | None = Field(
         None, description="Not below the limit of the model, which is what is kept."

@@ -18,11 +18,7 @@ from qdqbert.data.tables.rows import Column
 from qdqbert.encoders.checkpoint.token_heads import TOKEN_HEAD_FILES
 from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.runtime.artifact import quantize_command
-from qdqbert.runtime.inputs import (
-    check_choice,
-    check_whole,
-    listed_texts,
-)
+from qdqbert.runtime.inputs import check_choice, check_whole, listed_texts
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import RowFormat
@@ -37,18 +33,8 @@ from qdqbert.tasks.embedding_jobs import (
     have_length_1,
     scaled,
 )
-from qdqbert.tasks.prompts import (
-    CallOptions,
-    PromptedModel,
-    Texts,
-)
-from qdqbert.tasks.small_vectors import (
-    DTYPES,
-    RANGED,
-    VectorRanges,
-    checked_limits,
-    shared_limits,
-)
+from qdqbert.tasks.prompts import CallOptions, PromptedModel, Texts
+from qdqbert.tasks.small_vectors import DTYPES, RANGED, VectorRanges, checked_limits, shared_limits
 from qdqbert.tasks.text_vectors import (
     OUTPUTS,
     EmbedByKinds,

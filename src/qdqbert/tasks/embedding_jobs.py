@@ -14,17 +14,10 @@ from qdqbert.common.choices import OutputDtype
 from qdqbert.data.tokenizing.encoding import feature_of
 from qdqbert.encoders.heads import EMBEDDING
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import (
-    check_text,
-)
+from qdqbert.runtime.inputs import check_text
 from qdqbert.runtime.scheduler import EncodedItem
-from qdqbert.tasks.prompts import (
-    Prompted,
-)
-from qdqbert.tasks.small_vectors import (
-    LENGTH_TOLERANCE,
-    quantize_vectors,
-)
+from qdqbert.tasks.prompts import Prompted
+from qdqbert.tasks.small_vectors import LENGTH_TOLERANCE, quantize_vectors
 
 if TYPE_CHECKING:
     pass

@@ -20,13 +20,7 @@ from qdqbert.encoders.checkpoint.own_layers import OwnLayers, SpanHead
 from qdqbert.encoders.checkpoint.text_heads import stored_head
 from qdqbert.encoders.model import Floats
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import (
-    check_whole,
-    described,
-    is_text,
-    listed_labels,
-    listed_texts,
-)
+from qdqbert.runtime.inputs import check_whole, described, is_text, listed_labels, listed_texts
 from qdqbert.runtime.model import Loaded, Model
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.routes import TaskRoute

@@ -19,25 +19,9 @@ from qdqbert.data.rows.lines import counted, row_name
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.embedding_jobs import sentence_vectors
 from qdqbert.tasks.logits import pair_answers
-from qdqbert.tasks.prompts import (
-    Prompted,
-    encode_in_turn,
-    prompts_of,
-)
-from qdqbert.tasks.scores import (
-    check_scores_differ,
-    correlations,
-    scaled_scores,
-    score_of,
-)
-from qdqbert.tasks.task import (
-    Features,
-    Labels,
-    Outcome,
-    Score,
-    Task,
-    Tokenization,
-)
+from qdqbert.tasks.prompts import Prompted, encode_in_turn, prompts_of
+from qdqbert.tasks.scores import check_scores_differ, correlations, scaled_scores, score_of
+from qdqbert.tasks.task import Features, Labels, Outcome, Score, Task, Tokenization
 from qdqbert.tasks.texts import check_label_column, require_pairs
 
 # Names of columns of second texts, next to those of first ones. Other tasks use them for labels.

@@ -28,19 +28,9 @@ from qdqbert.runtime.routes import TaskRoute
 from qdqbert.runtime.rows import RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tasks.logits import apply
-from qdqbert.tasks.task import (
-    IGNORED,
-    Features,
-    Labels,
-    Prediction,
-    Tokenization,
-)
+from qdqbert.tasks.task import IGNORED, Features, Labels, Prediction, Tokenization
 from qdqbert.tasks.texts import encode_texts
-from qdqbert.tasks.tokens import (
-    keep_examples,
-    score_tokens,
-    token_task,
-)
+from qdqbert.tasks.tokens import keep_examples, score_tokens, token_task
 
 Place = tuple[NDArray[np.int32], NDArray[np.int32]]
 """The positions of a feature that are predicted, and the true ids there. Shape `(tokens,)` each."""
@@ -63,11 +53,7 @@ def _encode(examples: Sequence[Any], how: Tokenization) -> Features:
     inputs, places = [], []
     for each in features.encoded.inputs:
         masked, place = mask_tokens(
-            each["input_ids"],
-            special=special,
-            mask=mask,
-            words=words,
-            options=how.settings,
+            each["input_ids"], special=special, mask=mask, words=words, options=how.settings
         )
         inputs.append({**each, "input_ids": masked})
         places.append(place)
@@ -324,8 +310,6 @@ FILL_MASK = token_task(
     labels=_labels,
     model=MaskFiller,
     route=TaskRoute(
-        inputs=(str,),
-        parameters={"top_k": 5, "targets": None},
-        example="A fine [MASK].",
+        inputs=(str,), parameters={"top_k": 5, "targets": None}, example="A fine [MASK]."
     ),
 )

@@ -13,15 +13,7 @@ from qdqbert.encoders.checkpoint.cross_encoder import Activation
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_choice, lower_case
 from qdqbert.tasks.metrics import accuracy
-from qdqbert.tasks.task import (
-    Answer,
-    Decisions,
-    Extremes,
-    Outcome,
-    Prediction,
-    Rows,
-    Score,
-)
+from qdqbert.tasks.task import Answer, Decisions, Extremes, Outcome, Prediction, Rows, Score
 
 
 def logit_predictions(results: Results) -> list[Prediction]:

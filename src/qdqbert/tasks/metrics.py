@@ -54,9 +54,7 @@ def f1_macro(
 
 
 def multi_label_scores(
-    predictions: NDArray[np.bool_],
-    labels: NDArray[np.bool_],
-    weights: ArrayLike | None = None,
+    predictions: NDArray[np.bool_], labels: NDArray[np.bool_], weights: ArrayLike | None = None
 ) -> dict[str, NDArray[np.float64]]:
     """Return scores of sets of classes, in percent.
 

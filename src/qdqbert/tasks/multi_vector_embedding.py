@@ -43,11 +43,7 @@ from qdqbert.tasks.prompts import (
 )
 from qdqbert.tasks.ranked import check_ranking, ranked
 from qdqbert.tasks.scores import correlations, score_of
-from qdqbert.tasks.task import (
-    Outcome,
-    Score,
-    Tokenization,
-)
+from qdqbert.tasks.task import Outcome, Score, Tokenization
 
 _NAME = "multi-vector-embedding"
 (_OUTPUT,) = TASK_KINDS[_NAME].outputs
@@ -165,11 +161,7 @@ class MultiVectorEmbedder(PromptedModel[Any]):
 
     @overload
     def encode(
-        self,
-        inputs: Texts,
-        *,
-        convert_to_numpy: bool,
-        **options: Unpack[EncodeOptions],
+        self, inputs: Texts, *, convert_to_numpy: bool, **options: Unpack[EncodeOptions]
     ) -> Any: ...
 
     @suggest_keywords
@@ -316,11 +308,7 @@ class MultiVectorEmbedder(PromptedModel[Any]):
 
     @suggest_keywords
     def job(
-        self,
-        *,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        task: Kind | None = None,
+        self, *, prompt_name: str | None = None, prompt: str | None = None, task: Kind | None = None
     ) -> _Encode:
         """Return the job of `encode` with these options, for `stream`."""
         if task is not None:

@@ -34,12 +34,7 @@ from qdqbert.tasks.logits import (
     logit_predictions,
     most_likely_classes,
 )
-from qdqbert.tasks.task import (
-    Features,
-    Predictions,
-    Task,
-    Tokenization,
-)
+from qdqbert.tasks.task import Features, Predictions, Task, Tokenization
 
 _LAYOUT = (
     "`sent1`, `sent2`, `ending0`, `ending1`, ... as in SWAG, or `context` or `question` with a "

@@ -13,13 +13,7 @@ from qdqbert.common.errors import UserInputError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.encoders.checkpoint.cross_encoder import ACTIVATIONS, Activation, activation_of
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import (
-    Text,
-    described,
-    is_pair,
-    listed,
-    text_or_pair,
-)
+from qdqbert.runtime.inputs import Text, described, is_pair, listed, text_or_pair
 from qdqbert.runtime.model import Loaded, TextEncoder
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.runtime.tensors import converted

@@ -6,16 +6,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence, Sized
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Generic,
-    Literal,
-    TypedDict,
-    TypeVar,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypedDict, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray

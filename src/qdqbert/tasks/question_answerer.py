@@ -12,21 +12,13 @@ from qdqbert.data.rows.lines import counted, cut_notice
 from qdqbert.data.tables.rows import Column, Kind
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import (
-    check_whole,
-    described,
-    is_text,
-    listed,
-    listed_texts,
-)
+from qdqbert.runtime.inputs import check_whole, described, is_text, listed, listed_texts
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import RowFormat, is_one
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tasks.spans import SpanPrediction, predict, span_logits
-from qdqbert.tasks.task import (
-    Prediction,
-)
+from qdqbert.tasks.task import Prediction
 from qdqbert.tasks.windows import Windows, usual_stride
 
 Question = Mapping[str, str]

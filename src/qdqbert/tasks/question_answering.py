@@ -117,10 +117,7 @@ def _question_answers(outcome: Outcome) -> list[Answer]:
     """
     answers = []
     for example, indices, (_, answer) in zip(
-        outcome.examples,
-        outcome.features.by_example(),
-        _answers(outcome),
-        strict=True,
+        outcome.examples, outcome.features.by_example(), _answers(outcome), strict=True
     ):
         known = [each.text for each in example.answers]
         score = next(each["probability"] for each in answer.n_best if each["text"] == answer.text)

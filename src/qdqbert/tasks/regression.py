@@ -20,16 +20,7 @@ from qdqbert.tasks.metrics import rmse
 from qdqbert.tasks.multi_label_classification import labels_of
 from qdqbert.tasks.reranking import Reranker
 from qdqbert.tasks.scores import check_scores_differ, correlations, score_of
-from qdqbert.tasks.task import (
-    Answer,
-    Extremes,
-    Features,
-    Labels,
-    Outcome,
-    Rows,
-    Score,
-    Task,
-)
+from qdqbert.tasks.task import Answer, Extremes, Features, Labels, Outcome, Rows, Score, Task
 from qdqbert.tasks.texts import checking, encode_texts
 
 

@@ -23,12 +23,7 @@ from qdqbert.data.rows.data import Columns, Dataset, Example, open_table, read_t
 from qdqbert.data.rows.lines import counted
 from qdqbert.encoders.checkpoint.cross_encoder import Activation
 from qdqbert.runtime.rows import SCORE, RowFormat, always
-from qdqbert.tasks.logits import (
-    apply,
-    logit_predictions,
-    score_answers,
-    score_of_pairs,
-)
+from qdqbert.tasks.logits import apply, logit_predictions, score_answers, score_of_pairs
 from qdqbert.tasks.ranked import check_ranking, ranked
 from qdqbert.tasks.ranking_metrics import auc, average_precision, ndcg, rank, reciprocal_rank
 from qdqbert.tasks.scores import extreme_numbers, score_of

@@ -23,24 +23,13 @@ from qdqbert.encoders.checkpoint.model_settings import Kind
 from qdqbert.encoders.checkpoint.sparse_encoder import read_query_weights
 from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.runtime.batches import Results
-from qdqbert.runtime.inputs import (
-    check_choice,
-    check_text,
-    check_whole,
-    listed_texts,
-)
+from qdqbert.runtime.inputs import check_choice, check_text, check_whole, listed_texts
 from qdqbert.runtime.model import Loaded
 from qdqbert.runtime.rows import RowFormat, always
 from qdqbert.runtime.scheduler import EncodedItem, Job
 from qdqbert.runtime.tensors import converted
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION
-from qdqbert.tasks.prompts import (
-    CallOptions,
-    Prompted,
-    PromptedModel,
-    Texts,
-    check_as_many,
-)
+from qdqbert.tasks.prompts import CallOptions, Prompted, PromptedModel, Texts, check_as_many
 from qdqbert.tasks.sparse_vectors import (
     SPARSE_COLUMNS,
     Floats,
@@ -141,11 +130,7 @@ class SparseEmbedder(PromptedModel[SparseEmbeddings]):
 
     @overload
     def encode(
-        self,
-        inputs: Texts,
-        *,
-        convert_to_tensor: Literal[True],
-        **options: Unpack[EncodeOptions],
+        self, inputs: Texts, *, convert_to_tensor: Literal[True], **options: Unpack[EncodeOptions]
     ) -> Tensor: ...
 
     @overload

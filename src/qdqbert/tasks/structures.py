@@ -23,13 +23,7 @@ from qdqbert.runtime.inputs import check_text, described, is_text
 from qdqbert.runtime.options import AnswerOptions
 from qdqbert.runtime.rows import RowFormat
 from qdqbert.runtime.scheduler import EncodedItem
-from qdqbert.tasks.extraction import (
-    Span,
-    WindowReader,
-    Words,
-    chosen,
-    places_of_words,
-)
+from qdqbert.tasks.extraction import Span, WindowReader, Words, chosen, places_of_words
 from qdqbert.tasks.gliner2_scores import SchemaScorer
 from qdqbert.tasks.hypotheses import STATES
 from qdqbert.tasks.logits import apply

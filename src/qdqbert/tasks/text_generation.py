@@ -9,18 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.runtime.batches import Results
-from qdqbert.tasks.task import (
-    Features,
-    Labels,
-    Prediction,
-    Tokenization,
-)
+from qdqbert.tasks.task import Features, Labels, Prediction, Tokenization
 from qdqbert.tasks.texts import encode_texts
-from qdqbert.tasks.tokens import (
-    keep_examples,
-    score_tokens,
-    token_task,
-)
+from qdqbert.tasks.tokens import keep_examples, score_tokens, token_task
 
 
 def _encode(examples: Sequence[Any], how: Tokenization) -> Features:

@@ -26,11 +26,7 @@ from qdqbert.runtime.inputs import check_whole, listed
 from qdqbert.runtime.model import Loaded, Model
 from qdqbert.runtime.routes import TaskRoute
 from qdqbert.tasks.class_names import sorted_names
-from qdqbert.tasks.decisions import (
-    calibration_error,
-    fitted_temperature,
-    rows_of_decisions,
-)
+from qdqbert.tasks.decisions import calibration_error, fitted_temperature, rows_of_decisions
 from qdqbert.tasks.hypotheses import (
     LABELED_ROWS,
     LabelLogits,
@@ -271,10 +267,7 @@ class ZeroShotClassifier(TakesLabels, Model):
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a text is a sequence of texts
-        self,
-        sequences: str,
-        candidate_labels: str | Sequence[str],
-        **options: Unpack[LabelOptions],
+        self, sequences: str, candidate_labels: str | Sequence[str], **options: Unpack[LabelOptions]
     ) -> LabelScores: ...
 
     @overload

@@ -34,12 +34,7 @@ class GraphBody(nn.Module):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        *,
-        task: str,
-        head: TextHead | None,
-        steps: Sequence[Step],
+        self, model: nn.Module, *, task: str, head: TextHead | None, steps: Sequence[Step]
     ) -> None:
         super().__init__()
         self.model = model

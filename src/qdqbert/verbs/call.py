@@ -14,13 +14,7 @@ from qdqbert.common.errors import CheckpointError, DataFileError
 from qdqbert.common.files import explaining_places
 from qdqbert.common.keywords import nearest
 from qdqbert.common.objects import Downloaded, Rows, SavedModel, fetched, named, saved
-from qdqbert.common.options.declared import (
-    Declared,
-    declared_options,
-    docstring,
-    groups_of,
-    placed,
-)
+from qdqbert.common.options.declared import Declared, declared_options, docstring, groups_of, placed
 from qdqbert.common.options.functions import parameters_of, with_arguments
 from qdqbert.common.progress import Progress, progress_of
 from qdqbert.pipeline.calls import Call
@@ -76,10 +70,7 @@ def public(
 
 
 def _make_local_(
-    arguments: dict[str, Any],
-    option: Declared,
-    stack: contextlib.ExitStack,
-    progress: Progress,
+    arguments: dict[str, Any], option: Declared, stack: contextlib.ExitStack, progress: Progress
 ) -> None:
     """Replace a model in memory, and what a URL names, by a copy that is there for the call.
 

@@ -56,14 +56,7 @@ def quiet_tracer() -> Iterator[None]:
 
 
 def quantize_dequantize(
-    x: Tensor,
-    amax: Tensor,
-    *,
-    qmin: int,
-    qmax: int,
-    unsigned: bool,
-    axis: int | None,
-    clip: bool,
+    x: Tensor, amax: Tensor, *, qmin: int, qmax: int, unsigned: bool, axis: int | None, clip: bool
 ) -> Tensor:
     """Write `DequantizeLinear(QuantizeLinear(x))` in float32.
 

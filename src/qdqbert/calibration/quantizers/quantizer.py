@@ -494,13 +494,7 @@ class Quantizer(nn.Module):
                 empty = torch.empty_like(stored[buffer], device=self._device(stored[buffer]))
                 self.register_buffer(buffer, empty)
         super()._load_from_state_dict(
-            state_dict,
-            prefix,
-            local_metadata,
-            strict,
-            missing_keys,
-            unexpected_keys,
-            error_msgs,
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
 
     def _device(self, stored: Tensor) -> torch.device:

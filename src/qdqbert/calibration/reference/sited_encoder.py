@@ -62,10 +62,7 @@ class SitedEncoder(nn.Module):
     """
 
     def __init__(
-        self,
-        model: EncoderModel,
-        groups: Collection[SiteGroup],
-        run_tail: RunTail | None = None,
+        self, model: EncoderModel, groups: Collection[SiteGroup], run_tail: RunTail | None = None
     ) -> None:
         """Make the modules of a model, with a disabled quantizer at every site.
 
@@ -140,10 +137,7 @@ class SitedEncoder(nn.Module):
             _put(self, path, made)
 
     def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        token_type_ids: Tensor | None = None,
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         """Return the outputs, float32.
 
@@ -189,10 +183,7 @@ class SitedEncoder(nn.Module):
         return tuple(outputs[name] for name in self.output_names)
 
     def embed(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        token_type_ids: Tensor | None = None,
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the input of the first layer, and the mask of its texts; see `forward`.
 

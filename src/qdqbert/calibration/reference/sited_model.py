@@ -132,9 +132,7 @@ def scaled(
 
 @contextlib.contextmanager
 def quantizing(
-    sited: SitedModel,
-    specs: Mapping[str, TensorSpec | None],
-    calibration: CalibrationResult,
+    sited: SitedModel, specs: Mapping[str, TensorSpec | None], calibration: CalibrationResult
 ) -> Iterator[None]:
     """Fake-quantize every site that has a spec.
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.objects import (
-    Column,
-)
+from qdqbert.common.objects import Column
 from qdqbert.common.options.declared import Options, option
 
 

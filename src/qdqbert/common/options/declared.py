@@ -524,10 +524,7 @@ _KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
         (str, SavedModel, Downloaded),
         "a path, or a model with its tokenizer",
     ),
-    str | Downloaded | Rows: (
-        (str, Downloaded, Rows),
-        "a path, or a list, DataFrame or data set",
-    ),
+    str | Downloaded | Rows: ((str, Downloaded, Rows), "a path, or a list, DataFrame or data set"),
     Mapping: ((Mapping,), "a dictionary of names"),
 }
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from qdqbert.common.choices import Embeddings, WeightsFor
-from qdqbert.common.objects import (
-    Several,
-)
+from qdqbert.common.objects import Several
 from qdqbert.common.options.declared import Options, option
 
 

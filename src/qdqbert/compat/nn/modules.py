@@ -44,13 +44,7 @@ class _QuantConvTransposeNd(_QuantConvNd):
                 f"Only `zeros` padding mode is supported for QuantConvTranspose{dims}d"
             )
         output_padding = self._output_padding(  # type: ignore[operator]
-            input,
-            output_size,
-            self.stride,
-            self.padding,
-            self.kernel_size,
-            dims,
-            self.dilation,
+            input, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation
         )
         quant_input, quant_weight = self._quant(input)
         function = getattr(functional, f"conv_transpose{dims}d")

@@ -433,11 +433,7 @@ def _with_partition(
 
 
 def open_source(
-    name: str,
-    format: InputFormat | None = None,
-    *,
-    header: bool = True,
-    skips_damage: bool = False,
+    name: str, format: InputFormat | None = None, *, header: bool = True, skips_damage: bool = False
 ) -> Source:
     """Find the files of an input.
 

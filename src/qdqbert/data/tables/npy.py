@@ -25,8 +25,7 @@ def npy_header(rows: int, size_bytes: int, column: Column) -> bytes:
     dimensions = size_bytes // kind.itemsize // rows if rows else column.length or 0
     buffer = io.BytesIO()
     npy_format.write_array_header_1_0(
-        buffer,
-        {"descr": kind.str, "fortran_order": False, "shape": (rows, dimensions)},
+        buffer, {"descr": kind.str, "fortran_order": False, "shape": (rows, dimensions)}
     )
     return buffer.getvalue()
 

@@ -17,14 +17,7 @@ from typing import Any
 from qdqbert.common.choices import OutputFormat
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.files import check_output_place, is_within
-from qdqbert.common.storage import (
-    Place,
-    RemotePath,
-    append_files,
-    place_of,
-    size_of,
-    whole_file,
-)
+from qdqbert.common.storage import Place, RemotePath, append_files, place_of, size_of, whole_file
 from qdqbert.data.tables.delimited import csv_header, tsv_header, write_csv, write_tsv
 from qdqbert.data.tables.npy import npy_header, write_vectors
 from qdqbert.data.tables.parquet import (

@@ -396,10 +396,7 @@ def join_blocks(layout: Layout, sources: Sequence[Place], path: Path) -> str:
 def write_table(path: Path, table: Any) -> str:
     """Write a table as a file of one row group. Returns what `join_blocks` does."""
     import_pyarrow().parquet.write_table(
-        table,
-        path,
-        row_group_size=max(1, table.num_rows),
-        use_dictionary=_repeated(table.schema),
+        table, path, row_group_size=max(1, table.num_rows), use_dictionary=_repeated(table.schema)
     )
     return _digest(table.schema)
 

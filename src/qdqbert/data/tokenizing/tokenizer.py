@@ -156,10 +156,7 @@ class Tokenizer:
             self.backend.no_truncation()
             return
         self.backend.enable_truncation(
-            max_length=cut.max_length,
-            stride=cut.stride,
-            strategy=cut.strategy,
-            direction=cut.side,
+            max_length=cut.max_length, stride=cut.stride, strategy=cut.strategy, direction=cut.side
         )
         if cut.strategy == "longest_first" and not cut.stride:
             added = self.backend.get_added_tokens_decoder().values()

@@ -258,10 +258,7 @@ def _read_score_head(files: SentenceFiles) -> ScoreHead:
     last = len(rest) - 1
     found = tuple(
         head_module(
-            kind,
-            path,
-            files.fields(path, CONFIG),
-            result=SCORES if index == last else SENTENCE,
+            kind, path, files.fields(path, CONFIG), result=SCORES if index == last else SENTENCE
         )
         for index, (kind, path) in enumerate(rest)
     )

@@ -126,8 +126,7 @@ def steps_of(modules: tuple[HeadModule, ...], find: FindFile) -> tuple[Step, ...
             )
         config = module.config
         reader = Reader(
-            weights=weights,
-            config=Config(values=config, path=join(module.path, CONFIG)),
+            weights=weights, config=Config(values=config, path=join(module.path, CONFIG))
         )
         if module.name == "LayerNorm":
             shape = (config["dimension"],)

@@ -62,12 +62,7 @@ def read_bert_like(
     sizes = Sizes.of(reader)
     width = sizes.hidden if width is None else width
     embeddings = read_embeddings(
-        reader,
-        width,
-        sizes.epsilon,
-        padding_id=padding_id,
-        has_types=has_types,
-        has_norm=has_norm,
+        reader, width, sizes.epsilon, padding_id=padding_id, has_types=has_types, has_norm=has_norm
     )
     if width != sizes.hidden or always_projects:
         linear = reader.linear(projection, inputs=width, outputs=sizes.hidden)
@@ -204,9 +199,7 @@ def bert_heads(fill_mask: ReadHead, classify: ReadHead, choose: ReadHead) -> Hea
 
 BERT_SITES = TrainingSites(
     layer=LayerSites.of(
-        BERT_LAYER,
-        residual_outputs=("attention.output", "output"),
-        activation="intermediate",
+        BERT_LAYER, residual_outputs=("attention.output", "output"), activation="intermediate"
     ),
     # 14 sites: 4 linear layers x 2, 4 inputs of matmuls, 1 residual add x 2.
     cross_attention=LayerSites(

@@ -94,10 +94,7 @@ DEBERTA = Family(
     masks_queries=True,
     encoder=read_deberta,
     heads=Heads(
-        fill_mask=fill_mask,
-        answer=answer,
-        classify=classify,
-        classify_tokens=classify_tokens,
+        fill_mask=fill_mask, answer=answer, classify=classify, classify_tokens=classify_tokens
     ),
     defaults={**DEBERTA_DEFAULTS, "talking_head": False},
 )

@@ -16,12 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.families.bert import (
-    BERT_DEFAULTS,
-    bert_heads,
-    pooled_heads,
-    transform,
-)
+from qdqbert.encoders.families.bert import BERT_DEFAULTS, bert_heads, pooled_heads, transform
 from qdqbert.encoders.families.bert import fill_mask as fill_mask_as_bert
 from qdqbert.encoders.family import Encoder, Family, Parts, with_words
 from qdqbert.encoders.heads import logits
@@ -110,10 +105,7 @@ def _convolution(reader: Reader, sizes: Sizes) -> Convolution | None:
         # The outputs of a group read its own channels.
         weight[start : start + own, :, start : start + own] = stored[start : start + own]
     return Convolution(
-        linear=Linear(
-            weight=weight.reshape(hidden, -1),
-            bias=at.tensor("conv.bias", (hidden,)),
-        ),
+        linear=Linear(weight=weight.reshape(hidden, -1), bias=at.tensor("conv.bias", (hidden,))),
         activation=config.activation("conv_act"),
         norm=at.norm("LayerNorm", size=hidden, epsilon=sizes.epsilon),
     )

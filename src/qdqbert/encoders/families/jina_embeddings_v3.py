@@ -33,10 +33,7 @@ JINA_EMBEDDINGS_V3 = Family(
     prefix="roberta",
     encoder=functools.partial(read_rotated, paths=_LAYER),
     heads=Heads(
-        fill_mask=fill_mask,
-        answer=answer,
-        classify=classify,
-        classify_tokens=classify_tokens,
+        fill_mask=fill_mask, answer=answer, classify=classify, classify_tokens=classify_tokens
     ),
     defaults={
         **BERT_DEFAULTS,

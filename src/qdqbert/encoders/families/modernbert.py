@@ -46,12 +46,7 @@ def read_modernbert(reader: Reader) -> Encoder:
 
 
 def read_like(
-    reader: Reader,
-    sizes: Sizes,
-    *,
-    projections: ReadProjections,
-    window: int,
-    causal: bool = False,
+    reader: Reader, sizes: Sizes, *, projections: ReadProjections, window: int, causal: bool = False
 ) -> Encoder:
     """Read a model whose layers normalize first, rotate queries and keys, and have gates.
 

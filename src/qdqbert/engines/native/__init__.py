@@ -10,11 +10,7 @@ from qdqbert.engines.runner import Runner
 
 
 def open_packed(
-    model: Path | Packed,
-    *,
-    threads: int | None = None,
-    streams: int = 1,
-    kernel: str | None = None,
+    model: Path | Packed, *, threads: int | None = None, streams: int = 1, kernel: str | None = None
 ) -> Runner:
     """Return what runs a packed model, or the file of one.
 

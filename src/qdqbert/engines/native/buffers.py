@@ -137,10 +137,7 @@ class Scratch:
         self.record[:6] = (rows.start, rows.stop, items.start, items.stop, heads.start, heads.stop)
         # The record has its address.
         self._parts = np.array(shares.parts[thread], np.int64)
-        self.record[_PARTS], self.record[_PART_COUNT] = (
-            address(self._parts),
-            len(self._parts) - 1,
-        )
+        self.record[_PARTS], self.record[_PART_COUNT] = (address(self._parts), len(self._parts) - 1)
 
 
 class Job:

@@ -174,8 +174,7 @@ class Value:
         """Return one lane of a vector."""
         index = self.function.operand(I64, index)
         return self.function.emit(
-            Type(self.type.scalar),
-            f"extractelement {self.type} {self.text}, i64 {index.text}",
+            Type(self.type.scalar), f"extractelement {self.type} {self.text}, i64 {index.text}"
         )
 
     def shuffle(self, lanes: Sequence[int], other: Value | None = None) -> Value:

@@ -15,14 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbert.common.input_names import POOLED
-from qdqbert.encoders.model import (
-    Embeddings,
-    EncoderModel,
-    Head,
-    HeadOutput,
-    Layer,
-    Table,
-)
+from qdqbert.encoders.model import Embeddings, EncoderModel, Head, HeadOutput, Layer, Table
 from qdqbert.encoders.sites import linear_layers_of
 from qdqbert.engines.native import open_packed
 from qdqbert.engines.native.packed import pack_model

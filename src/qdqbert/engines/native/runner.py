@@ -22,12 +22,7 @@ from qdqbert.engines.native.heads import Heads
 from qdqbert.engines.native.instruction_sets import choose_set
 from qdqbert.engines.native.memory import address
 from qdqbert.engines.native.program import Program
-from qdqbert.engines.native.schedule import (
-    CALLS_ALONE,
-    MANY_SLEEPS,
-    divide,
-    useful_threads,
-)
+from qdqbert.engines.native.schedule import CALLS_ALONE, MANY_SLEEPS, divide, useful_threads
 from qdqbert.engines.native.storage import Packed, load_packed
 from qdqbert.engines.native.tail import TailRunner
 from qdqbert.engines.native.team import Team

@@ -35,11 +35,7 @@ Tokenize = Callable[[Sequence[Item]], Iterable[Iterable[int]]]
 
 
 def differing_texts(
-    tokenizer: Tokenizer,
-    tokenize: Tokenize,
-    texts: Mapping[str, Item],
-    *,
-    prompt: str = "",
+    tokenizer: Tokenizer, tokenize: Tokenize, texts: Mapping[str, Item], *, prompt: str = ""
 ) -> list[str]:
     """Return the names of the texts that a tokenizer gives other ids for."""
     found = zip(texts.items(), tokenize(list(texts.values())), strict=True)
@@ -113,9 +109,7 @@ def open_session(graph: Path) -> Any:
 
 
 def check_graph(
-    source: Source,
-    graph: Path,
-    inputs_of: Callable[[Item], Mapping[str, NDArray[np.int64]]],
+    source: Source, graph: Path, inputs_of: Callable[[Item], Mapping[str, NDArray[np.int64]]]
 ) -> list[Agreement]:
     """Run an exported graph on ONNX Runtime, each text alone, and compare it with the folder.
 

@@ -173,10 +173,7 @@ def _amax_of_pairs(rows: Tensor, spec: TensorSpec) -> Tensor:
 
 
 def quantize_weight(
-    weight: Tensor,
-    spec: TensorSpec,
-    amax: Tensor | None = None,
-    rounds_up: Tensor | None = None,
+    weight: Tensor, spec: TensorSpec, amax: Tensor | None = None, rounds_up: Tensor | None = None
 ) -> tuple[Tensor, QuantizationParameters]:
     """Return the codes of a weight as floats, in its shape, and their scale and zero point.
 

@@ -97,10 +97,7 @@ def pack(rounds_up: Tensor) -> Tensor:
 
 
 def rounding_of(
-    roundings: Roundings | None,
-    name: str,
-    width: int,
-    specs: Mapping[str, TensorSpec | None],
+    roundings: Roundings | None, name: str, width: int, specs: Mapping[str, TensorSpec | None]
 ) -> Tensor | None:
     """Return whether each value of a weight is rounded up; `None` rounds to the nearest code.
 

@@ -44,12 +44,7 @@ class QuantResidualOutput(nn.Module):
 
 
 def quantized_linear(
-    linear: nn.Linear,
-    *,
-    name: str,
-    source: Source,
-    over_tokens: bool,
-    factory: QuantizerFactory,
+    linear: nn.Linear, *, name: str, source: Source, over_tokens: bool, factory: QuantizerFactory
 ) -> Any:
     """Return a quantized linear layer whose quantizers know their sites.
 

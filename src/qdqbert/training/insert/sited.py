@@ -112,11 +112,7 @@ def _insert_at_(model: nn.Module, layer: str, sites: LayerSites, factory: Quanti
             linear = model.get_submodule(name)
             assert isinstance(linear, nn.Linear), name
             new = quantized_linear(
-                linear,
-                name=name,
-                source=source,
-                over_tokens=source != "encoder",
-                factory=factory,
+                linear, name=name, source=source, over_tokens=source != "encoder", factory=factory
             )
             model.set_submodule(name, new)
     name = f"{layer}.{sites.attention}"

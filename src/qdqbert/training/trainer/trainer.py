@@ -114,12 +114,7 @@ class TaskTrainer(transformers.Trainer):  # type: ignore[misc]
         temperature = self._teacher.settings.temperature
         problem = getattr(self._teacher.model.config, "problem_type", None)
         return logits_distance(
-            outputs,
-            theirs,
-            inputs,
-            self._outputs,
-            temperature=temperature,
-            problem=problem,
+            outputs, theirs, inputs, self._outputs, temperature=temperature, problem=problem
         )
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:

@@ -95,8 +95,5 @@ def _cost(trials: Trials, left: Collection[str]) -> Cost:
         drop, is_error = reference.value - metric.value, metric.is_error
         drop = -drop if is_error else drop
     return Cost(
-        sqnr_db=fidelity.sqnr_db,
-        flips_percent=fidelity.flips_percent,
-        drop=drop,
-        is_error=is_error,
+        sqnr_db=fidelity.sqnr_db, flips_percent=fidelity.flips_percent, drop=drop, is_error=is_error
     )

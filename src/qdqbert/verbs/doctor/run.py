@@ -80,11 +80,7 @@ def describe_cache() -> Cache:
     except OSError as error:
         problem = error.strerror or str(error)
         return Cache(
-            folder=folder,
-            models=None,
-            size_bytes=None,
-            limit_bytes=limit,
-            problem=problem,
+            folder=folder, models=None, size_bytes=None, limit_bytes=limit, problem=problem
         )
     downloads = sum(each.startswith(cache.DOWNLOAD) for each in names)
     return Cache(

@@ -47,12 +47,7 @@ def _record(
     Return nothing for a graph with fixed sizes.
     """
     with temporary_folder() as scratch:
-        copy = copy_to_run(
-            path,
-            scratch / path.name,
-            task=task,
-            names=names_of(options),
-        )
+        copy = copy_to_run(path, scratch / path.name, task=task, names=names_of(options))
         if not copy.sizes.are_dynamic or not names:
             return {}
         model = load_graph(copy.path)

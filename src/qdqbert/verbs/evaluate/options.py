@@ -6,13 +6,7 @@ from pathlib import Path
 
 from qdqbert.common.choices import EngineName, ProviderName, TargetName
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.objects import (
-    Copied,
-    ModelOption,
-    OptionalData,
-    OptionalModel,
-    OptionalPath,
-)
+from qdqbert.common.objects import Copied, ModelOption, OptionalData, OptionalModel, OptionalPath
 from qdqbert.common.options.columns import check_columns
 from qdqbert.common.options.declared import option
 from qdqbert.common.options.limits import Limits

@@ -43,12 +43,7 @@ from qdqbert.verbs.evaluate.faults import find_storage
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.evaluate.speed import time_both
 from qdqbert.verbs.evaluate.streams import predict_in_streams
-from qdqbert.verbs.evaluate.subject import (
-    Subject,
-    load_subject,
-    reference_request,
-    request_of,
-)
+from qdqbert.verbs.evaluate.subject import Subject, load_subject, reference_request, request_of
 
 
 def run(options: EvaluateOptions, progress: Progress) -> EvaluateReport:

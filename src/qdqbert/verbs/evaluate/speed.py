@@ -65,9 +65,4 @@ def _write(model: str | os.PathLike[str], path: Path, task: str, options: Evalua
         )
         save_graph(make_graph(encoder_of(checkpoint)), path, temporary=True)
         return
-    copy_to_run(
-        Path(model),
-        path,
-        task=task,
-        names=names_of(options),
-    )
+    copy_to_run(Path(model), path, task=task, names=names_of(options))

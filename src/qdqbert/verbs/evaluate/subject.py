@@ -340,11 +340,7 @@ def _load_onnx(path: Path, request: Request) -> Subject:
     engine: EngineName = request.engine or "onnxruntime"
     check_engine(engine)
     runner = open_graph_file(
-        path,
-        task=task,
-        engine=engine,
-        provider=request.provider,
-        names=request.names,
+        path, task=task, engine=engine, provider=request.provider, names=request.names
     )
     found = load_tokenizer_and_config(
         path, task=task, tokenizer=request.tokenizer, graph=runner.facts()

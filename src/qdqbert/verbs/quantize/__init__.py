@@ -50,9 +50,7 @@ def quantize(options: QuantizeOptions, progress: Progress) -> QuantizeReport:
     require("`quantize`", "quantize")
     check_output(options.output_folder, overwrite=options.overwrites)
     check_model(
-        options.model,
-        "model",
-        advice=" To use its ranges again, pass the folder as `ranges_from`.",
+        options.model, "model", advice=" To use its ranges again, pass the folder as `ranges_from`."
     )
     check_data(options)
     from qdqbert.verbs.quantize.run import run

@@ -6,13 +6,7 @@ from pathlib import Path
 
 from qdqbert.common.choices import CalibratorName, ScriptName, TargetChoice, VerificationData
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.objects import (
-    OptionalData,
-    OptionalInput,
-    OptionalModel,
-    OptionalPath,
-    Several,
-)
+from qdqbert.common.objects import OptionalData, OptionalInput, OptionalModel, OptionalPath, Several
 from qdqbert.common.options.calibration import check_percentile
 from qdqbert.common.options.columns import check_columns
 from qdqbert.common.options.declared import option

@@ -109,11 +109,7 @@ def _fill(
         report = write_fastest(evidence, output, progress)
     else:
         report = write_every_target(
-            evidence,
-            output,
-            progress,
-            benchmark=options.benchmark,
-            leaves_out=not options.targets,
+            evidence, output, progress, benchmark=options.benchmark, leaves_out=not options.targets
         )
     if report.meets_limits:
         write_report(output.folder, report, evidence)

@@ -99,10 +99,7 @@ def find_columns(
     layout = Layout(kept=names, answers=answers, types=header.types)
     _check_partitions(options, layout)
     return Columns(
-        entry=entry,
-        read_names=read_names,
-        layout=layout,
-        is_fixed=format in ("csv", "tsv"),
+        entry=entry, read_names=read_names, layout=layout, is_fixed=format in ("csv", "tsv")
     )
 
 
@@ -136,11 +133,7 @@ def _check_types(header: Header, options: RunOptions) -> None:
 
 
 def _read_names(
-    source: Source,
-    rows: Sequence[Row],
-    names: Sequence[str],
-    entry: RowFormat,
-    options: RunOptions,
+    source: Source, rows: Sequence[Row], names: Sequence[str], entry: RowFormat, options: RunOptions
 ) -> tuple[str, ...]:
     """Return the columns of the texts."""
     path = rows[0].file if rows else options.input

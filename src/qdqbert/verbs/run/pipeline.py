@@ -19,14 +19,7 @@ from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.common.file_names import TOKENIZER
 from qdqbert.common.progress import Progress
 from qdqbert.data.tables.arrivals import Arrives, bursts
-from qdqbert.data.tables.inputs import (
-    START,
-    STDIN,
-    Cursor,
-    Source,
-    open_source,
-    unchanged,
-)
+from qdqbert.data.tables.inputs import START, STDIN, Cursor, Source, open_source, unchanged
 from qdqbert.data.tables.outputs import STDOUT, Writer, format_of, is_folder
 from qdqbert.data.tables.rows import BadRow, Row
 from qdqbert.evidence.reporting.document import counted

@@ -56,9 +56,7 @@ def serve_here(
             running_workers=running_workers,
         )
         server = Server(
-            app,
-            shutdown_seconds=options.shutdown_seconds,
-            when_ready=lambda: when_ready(models),
+            app, shutdown_seconds=options.shutdown_seconds, when_ready=lambda: when_ready(models)
         )
         with _handled_signals(), _switching_often():
             server.run(sockets=[listener])

@@ -21,12 +21,7 @@ from qdqbert.engines.native.ir import F32, I32, I64, VOID, Function, Module, Val
 from qdqbert.engines.native.kernels.amx_tiles import move_tile
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.packing import DEPTH, padded_to
-from qdqbert.engines.native.kernels.short_products import (
-    TOGETHER,
-    CodesOf,
-    Place,
-    ShortProducts,
-)
+from qdqbert.engines.native.kernels.short_products import TOGETHER, CodesOf, Place, ShortProducts
 from qdqbert.engines.native.memory import LINE
 
 _TILE = 16 * LINE

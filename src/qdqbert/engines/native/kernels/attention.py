@@ -235,10 +235,7 @@ def _emit_softmax(module: Module, isa: InstructionSet, features: Features) -> No
         scores, inverses = THREAD.each(f.thread, "scores", "inverse")
         stride = f.stride
         bias = LAYER.read(f.layer, "position_bias")
-        with (
-            f.when(bias.differs(0)),
-            f.loop(0, f.rows) as row,
-        ):
+        with f.when(bias.differs(0)), f.loop(0, f.rows) as row:
             _add_position_bias(f, lanes, scores + row * stride, bias, f.query + row)
         is_causal = MODEL.read(f.model, "causal").differs(0)
         with f.loop(0, f.rows) as row:

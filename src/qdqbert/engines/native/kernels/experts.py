@@ -16,14 +16,7 @@ from qdqbert.engines.native.kernels.blocks import row_blocks
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.feed_forward import COLUMNS, FeedForward
 from qdqbert.engines.native.memory import LINE
-from qdqbert.engines.native.records import (
-    JOB,
-    LAYER,
-    MODEL,
-    RECORDS,
-    ROW_SCALE,
-    THREAD,
-)
+from qdqbert.engines.native.records import JOB, LAYER, MODEL, RECORDS, ROW_SCALE, THREAD
 
 _BYTES = vector(I8, LINE)
 

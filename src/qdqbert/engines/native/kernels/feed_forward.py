@@ -245,18 +245,12 @@ def weights_after_attention(f: Function, panel: Value | int = 0) -> Value:
 def _emit_add_rows(module: Module, lanes: int) -> None:
     """Write `add_rows`, which adds some float32 to as many others, a multiple of 64."""
     floats = vector(F32, lanes)
-    with (
-        module.function("add_rows", "x*, other*, count") as f,
-        f.loop(0, f.count, lanes) as each,
-    ):
+    with module.function("add_rows", "x*, other*, count") as f, f.loop(0, f.count, lanes) as each:
         place = f.x + each * 4
         f.store(f.load(floats, place) + f.load(floats, f.other + each * 4), place)
 
 
 def _emit_keep_rows(module: Module, lanes: int) -> None:
     """Write `keep_rows`, which copies some float32, a multiple of 64, to be added again."""
-    with (
-        module.function("keep_rows", "kept*, x*, count") as f,
-        f.loop(0, f.count, lanes) as each,
-    ):
+    with module.function("keep_rows", "kept*, x*, count") as f, f.loop(0, f.count, lanes) as each:
         f.store(f.load(vector(F32, lanes), f.x + each * 4), f.kept + each * 4)

@@ -72,10 +72,7 @@ def emit_activations(module: Module, *, floats: bool) -> None:
     """Write `apply_gelu` and its like, which change a number of float32, a multiple of 16."""
     type = vector(F32, PANEL)
     for name, activation in (EXACT_ACTIVATIONS if floats else ACTIVATIONS).items():
-        with (
-            module.function(f"apply_{name}", "x*, count") as f,
-            f.loop(0, f.count, PANEL) as each,
-        ):
+        with module.function(f"apply_{name}", "x*, count") as f, f.loop(0, f.count, PANEL) as each:
             place = f.x + each * 4
             f.store(activation(f, f.load(type, place)), place)
 

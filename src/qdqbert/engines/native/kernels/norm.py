@@ -14,16 +14,7 @@ from collections.abc import Callable, Sequence
 from qdqbert.engines.native.features import Features
 from qdqbert.engines.native.functions import LANES, unsigned_codes
 from qdqbert.engines.native.instruction_set import InstructionSet
-from qdqbert.engines.native.ir import (
-    F32,
-    I64,
-    PTR,
-    Function,
-    Module,
-    Type,
-    Value,
-    vector,
-)
+from qdqbert.engines.native.ir import F32, I64, PTR, Function, Module, Type, Value, vector
 from qdqbert.engines.native.kernels.blocks import in_blocks
 from qdqbert.engines.native.kernels.dynamic_codes import quantize_dynamically
 from qdqbert.engines.native.kernels.round_trip import rounded_sum

@@ -149,13 +149,7 @@ def _codes(f: Function, features: Features, index: Value) -> tuple[Value, Value,
 
 
 def project_all(
-    f: Function,
-    layer: Value,
-    row: Value,
-    rows: Value,
-    head: Value,
-    heads: Value,
-    following: Value,
+    f: Function, layer: Value, row: Value, rows: Value, head: Value, heads: Value, following: Value
 ) -> None:
     """Write the projection of some rows and heads to the buffers of a job."""
     width, size = MODEL.each(f.model, "width", "head_size")

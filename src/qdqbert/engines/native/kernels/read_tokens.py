@@ -20,10 +20,7 @@ def emit_read_tokens(module: Module) -> None:
     index of this token and of those of the texts after it, int64, and the number of texts.
     """
     for name in ("gather_read", "return_read"):
-        with (
-            module.function(name, "x*, stride, tokens*, texts") as f,
-            f.loop(0, f.texts) as each,
-        ):
+        with module.function(name, "x*, stride, tokens*, texts") as f, f.loop(0, f.texts) as each:
             # Rows move towards the first one, and away from it in reverse order, so that none is
             # overwritten before it has moved.
             is_back = name == "return_read"

@@ -32,12 +32,7 @@ from qdqbert.engines.native.ir import F32, I16, I32, I64, Function, Module, Valu
 from qdqbert.engines.native.kernels.blocks import in_blocks, in_tiles
 from qdqbert.engines.native.kernels.dot import PANEL
 from qdqbert.engines.native.kernels.float_products import FloatProducts
-from qdqbert.engines.native.kernels.packing import (
-    pack_function,
-    padded_to,
-    place_of,
-    transposed,
-)
+from qdqbert.engines.native.kernels.packing import pack_function, padded_to, place_of, transposed
 from qdqbert.engines.native.memory import LINE
 
 # Numbers of a row that are padded with zeros.
