@@ -260,17 +260,15 @@ def _by_name(tensors: Iterable[tuple[str, str, _Tensor]], path: Path) -> dict[st
     for name, current, tensor in tensors:
         known = found.setdefault(current, tensor)
         first = own.setdefault(current, name)
-        if known is not tensor and not _are_same(known, tensor):
+        if known is not tensor and not (
+            known[0] == tensor[0] and np.array_equal(known[1], tensor[1])
+        ):
             both = f"`{first}` and `{name}`" if first != name else f"`{name}` in two files"
             raise CheckpointError(
                 f"{str(path)!r} has two values for one tensor, {both}. Which of them the model was "
                 "trained with is not known. Remove one in a copy, or download it again."
             )
     return found
-
-
-def _are_same(one: _Tensor, other: _Tensor) -> bool:
-    return one[0] == other[0] and np.array_equal(one[1], other[1])
 
 
 def _current_name(name: str) -> str:

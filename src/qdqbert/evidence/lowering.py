@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,10 @@ _OF_TOKENS = {
     for name in kind.outputs
     if kind.of_tokens and kind.rank == 2
 }
+
+
+Values = Mapping[str, NDArray[np.float32]]
+"""Values by name."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -236,15 +240,11 @@ def layer_fidelity(
     Returns:
         The embeddings, the encoder layers but the last one, then each output, in this order.
     """
-    powers: dict[str, NDArray[np.float64]] = {}
-    for quantized, exact in zip(references, floats, strict=True):
-        computed = {**quantized.states, **quantized.outputs}
-        for name, values in {**exact.states, **exact.outputs}.items():
-            pair = (_text_only(name, each, exact) for each in (values, computed[name]))
-            powers[name] = powers.get(name, np.zeros(2)) + signal_and_noise(*pair)
-    return tuple(
-        LayerFidelity(name=name, sqnr_db=to_decibels(*sums)) for name, sums in powers.items()
+    found = _sqnr(
+        (exact, {**exact.states, **exact.outputs}, {**quantized.states, **quantized.outputs})
+        for quantized, exact in zip(references, floats, strict=True)
     )
+    return tuple(LayerFidelity(name=name, sqnr_db=level) for name, level in found.items())
 
 
 def check_lowering(
@@ -276,22 +276,27 @@ def check_lowering(
         # Only ONNX Runtime has a choice between exact and fast arithmetic.
         if engine == "onnxruntime":
             native = _layer_sqnr(open_layers(exact=False), references)
-        full = _run_whole(in_full(path), references)
-        runs = {"pytorch": [_first_output(each) for each in references], "float32": full}
+        output = next(iter(references[0].outputs))
+        full = _run_whole(in_full(path), references, output)
+        runs = {"pytorch": [each.outputs for each in references], "float32": full}
         # Only OpenVINO usually computes in bf16.
         if floats and engine == "openvino":
-            runs["bf16"] = _run_whole(open_(path), references)
+            runs["bf16"] = _run_whole(open_(path), references, output)
     worst = min(exact, key=lambda name: exact[name])
+    # PyTorch against itself with noise in the last bits.
+    ties = _sqnr(
+        (each, {worst: {**each.states, **each.outputs}[worst]}, each.noisy) for each in references
+    )
     return LoweringCheck(
         engine=engine,
         worst_layer_db=exact[worst],
         worst_layer=worst,
-        end_to_end_db=_whole_sqnr(references, full),
-        ties_db=_ties_sqnr(references, worst),
+        end_to_end_db=_whole_sqnr(references, full)[output],
+        ties_db=ties[worst],
         native_db=min(native.values()),
         last_bits=references[0].last_bits,
         agreement_db=agreement_db,
-        to_float={name: _whole_sqnr(floats, each) for name, each in runs.items() if floats},
+        to_float={name: _whole_sqnr(floats, each)[output] for name, each in runs.items() if floats},
     )
 
 
@@ -312,50 +317,40 @@ def _layers_opener(
 
 def _layer_sqnr(runner: Runner, references: Sequence[Reference]) -> dict[str, float]:
     """Return the SQNR of each layer's output, given PyTorch's layer inputs, dB."""
-    # Sums of squares, since the values of all layers take hundreds of MB.
-    powers: dict[str, NDArray[np.float64]] = {}
-    for reference in references:
+
+    def run(reference: Reference) -> Values:
         given = {f"{name}.forced": state for name, state in reference.states.items()}
         known: dict[str, NDArray[Any]] = {**reference.inputs, **given}
-        outputs = runner.run({name: known[name] for name in runner.input_names})
-        for name, state in {**reference.outputs, **reference.states}.items():
-            if name not in outputs:
-                continue
-            pair = (_text_only(name, each, reference) for each in (state, outputs[name]))
-            powers[name] = powers.get(name, np.zeros(2)) + signal_and_noise(*pair)
-    return {name: to_decibels(*sums) for name, sums in powers.items()}
+        return runner.run({name: known[name] for name in runner.input_names})
+
+    return _sqnr((each, {**each.outputs, **each.states}, run(each)) for each in references)
 
 
-def _ties_sqnr(references: Sequence[Reference], name: str) -> float:
-    """Return the SQNR of PyTorch against itself with noise in the last bits, dB."""
-    powers = np.zeros(2)
-    for each in references:
-        pair = ({**each.states, **each.outputs}[name], each.noisy[name])
-        powers += signal_and_noise(*(_text_only(name, values, each) for values in pair))
-    return to_decibels(*powers)
-
-
-def _first_output(reference: Reference) -> NDArray[np.float32]:
-    return next(iter(reference.outputs.values()))
-
-
-def _run_whole(runner: Runner, references: Sequence[Reference]) -> list[NDArray[np.float32]]:
-    """Return the first output for each batch."""
-    name = next(iter(references[0].outputs))
+def _run_whole(runner: Runner, references: Sequence[Reference], output: str) -> list[Values]:
+    """Return an output for each batch."""
     return [
-        runner.run({key: each.inputs[key] for key in runner.input_names})[name]
+        {output: runner.run({name: each.inputs[name] for name in runner.input_names})[output]}
         for each in references
     ]
 
 
-def _whole_sqnr(references: Sequence[Reference], outputs: Sequence[NDArray[np.float32]]) -> float:
-    """Return the SQNR of a model's first output to that of references, dB."""
-    name = next(iter(references[0].outputs))
-    powers = np.zeros(2)
-    for each, made in zip(references, outputs, strict=True):
-        pair = (_first_output(each), made)
-        powers += signal_and_noise(*(_text_only(name, values, each) for values in pair))
-    return to_decibels(*powers)
+def _whole_sqnr(references: Sequence[Reference], made: Sequence[Values]) -> dict[str, float]:
+    """Return the SQNR of outputs to those of references, dB."""
+    return _sqnr(zip(references, (each.outputs for each in references), made, strict=True))
+
+
+def _sqnr(runs: Iterable[tuple[Reference, Values, Values]]) -> dict[str, float]:
+    """Return the SQNR of each value over all batches, dB.
+
+    `runs` have a batch, its values as they should be, and those of them that something computed.
+    """
+    # Sums of squares, since the values of all layers take hundreds of MB.
+    powers: dict[str, NDArray[np.float64]] = {}
+    for reference, exact, computed in runs:
+        for name in filter(computed.__contains__, exact):
+            pair = (_text_only(name, each[name], reference) for each in (exact, computed))
+            powers[name] = powers.get(name, np.zeros(2)) + signal_and_noise(*pair)
+    return {name: to_decibels(*sums) for name, sums in powers.items()}
 
 
 def _text_only(name: str, values: NDArray[np.float32], reference: Reference) -> NDArray[np.float32]:

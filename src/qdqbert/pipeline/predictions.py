@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -45,7 +45,6 @@ from qdqbert.tasks.task import (
     Answer,
     Decisions,
     Encode,
-    Entities,
     Features,
     Metric,
     Outcome,
@@ -55,6 +54,8 @@ from qdqbert.tasks.task import (
     Task,
     Tokenization,
 )
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -244,7 +245,7 @@ class Baseline:
             predictions,
             vectors=TASK_KINDS[self.task.name].vectors,
             decisions=self._decisions(predictions),
-            entities=self._entities(predictions),
+            entities=self._both(self.task.entities, predictions),
             signal=self.task.signal,
             text_keys=self.text_keys,
             answer_keys=self.answer_keys,
@@ -343,16 +344,13 @@ class Baseline:
     def _scores(self, predictions: Predictions) -> tuple[Score, ...]:
         return tuple(self.task.scores(self.outcome(predictions)))
 
-    def _entities(self, predictions: Predictions) -> tuple[Entities, Entities] | None:
-        """Return the entities of the reference and of a model; `None` if the task finds none."""
-        theirs, ours = (
-            self.task.entities(self.outcome(each)) for each in (self.predictions, predictions)
-        )
-        return None if theirs is None or ours is None else (theirs, ours)
-
     def _decisions(self, predictions: Predictions) -> tuple[Decisions, Decisions] | None:
         """Return the decisions of the reference and of a model; `None` if the task has none."""
-        theirs, ours = (
-            self.task.decisions(self.outcome(each)) for each in (self.predictions, predictions)
-        )
+        return self._both(self.task.decisions, predictions)
+
+    def _both(
+        self, read: Callable[[Outcome], _T | None], predictions: Predictions
+    ) -> tuple[_T, _T] | None:
+        """Return what is read of the reference and of a model; `None` if the task has none."""
+        theirs, ours = (read(self.outcome(each)) for each in (self.predictions, predictions))
         return None if theirs is None or ours is None else (theirs, ours)

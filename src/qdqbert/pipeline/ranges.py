@@ -220,7 +220,8 @@ def _calibrate(
     # Targets that smooth by default do it in the same way, and a recipe that is named applies to
     # all targets.
     smoothing = next((plan.recipe.smoothing for plan in plans if plan.recipe.smoothing), None)
-    if smoothing is None and any(_spreads(plan) for plan in plans):
+    rounded = [spec for plan in plans for _, spec in plan.rounded_weights]
+    if smoothing is None and any(spec.hadamard is not None for spec in rounded):
         # Ranges of each token do not need it. The moments that weights are rounded by do: they are
         # those of codes with one range for all tokens.
         smoothing = WIDE_INPUTS
@@ -253,11 +254,6 @@ def _calibrate(
         total = passes * len(batches) + calibration_plan.rounded_inputs
         advance = stack.enter_context(progress.stage("Calibrating", total))
         return run_passes(run, dataclasses.replace(calibration_plan, on_rounded=advance))
-
-
-def _spreads(plan: Plan) -> bool:
-    """Return whether weights are spread before they are rounded."""
-    return any(spec.hadamard is not None for _, spec in plan.rounded_weights)
 
 
 def _rounded_weights(plans: Sequence[Plan], *, smooths: bool) -> frozenset[tuple[str, TensorSpec]]:

@@ -130,23 +130,15 @@ def build_app(
     return answering_other_origins(app, allow_origin) if allow_origin else app
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _App:
     """An ASGI application."""
 
-    def __init__(
-        self,
-        *,
-        models: Models,
-        router: Router,
-        bodies: BodyReader,
-        metrics: Metrics,
-        stop: Callable[[], None],
-    ) -> None:
-        self._models = models
-        self._router = router
-        self._bodies = bodies
-        self._metrics = metrics
-        self._stop = stop
+    models: Models
+    router: Router
+    bodies: BodyReader
+    metrics: Metrics
+    stop: Callable[[], None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or start and stop with the server."""
@@ -159,7 +151,7 @@ class _App:
         start = time.perf_counter()
         # A slash at either end does not count.
         path = "/" + scope["path"].removeprefix(scope.get("root_path", "")).strip("/")
-        found = self._router.find(path, scope["method"])
+        found = self.router.find(path, scope["method"])
         # A client that leaves gets no response.
         status = 499
         try:
@@ -170,7 +162,7 @@ class _App:
         finally:
             # Other paths are counted together, so that no client can make up names.
             name = "other" if found is None else found[0].path
-            self._metrics.count(name, status, time.perf_counter() - start)
+            self.metrics.count(name, status, time.perf_counter() - start)
 
     async def _respond(
         self, scope: Scope, path: str, found: Found, receive: Receive
@@ -178,24 +170,24 @@ class _App:
         body: bytes | None = None
         try:
             # One timeout for both: it takes as long as the other steps of a small request.
-            async with asyncio.timeout(self._bodies.seconds) as deadline:
-                body = await self._bodies.read(path, scope["headers"], receive)
+            async with asyncio.timeout(self.bodies.seconds) as deadline:
+                body = await self.bodies.read(path, scope["headers"], receive)
                 if body is None:
                     return None
                 deadline.reschedule(None)
                 with _ended_with_client(receive, deadline):
-                    return await respond(found, self._models, scope["method"], path, body)
+                    return await respond(found, self.models, scope["method"], path, body)
         except BadRequestError as error:
             return error_response(error, error_form_of(found, path))
         except TimeoutError:
             if body is not None:
                 return None
-            return error_response(self._bodies.too_slow(), error_form_of(found, path))
+            return error_response(self.bodies.too_slow(), error_form_of(found, path))
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while (await receive())["type"] != "lifespan.shutdown":
             await send({"type": "lifespan.startup.complete"})
-        self._stop()
+        self.stop()
         await send({"type": "lifespan.shutdown.complete"})
 
 

@@ -126,7 +126,7 @@ class ModelsAnswer(TypedDict):
 
 async def _embeddings(body: EmbeddingsBody, served: Served) -> Response:
     check_tokens(served.model, truncate_prompt_tokens=body.truncate_prompt_tokens)
-    if body.normalized is False and await asyncio.to_thread(_have_length_1, served.model):
+    if body.normalized is False and await asyncio.to_thread(getattr, served.model, "have_length_1"):
         raise BadRequestError(
             "`normalized` is false, but the model itself scales embeddings to length 1. Leave it "
             "out."
@@ -191,10 +191,6 @@ def openai_routes(models: Models) -> list[Route]:
             kinds=(Model,),
         ),
     ]
-
-
-def _have_length_1(model: Any) -> bool:
-    return bool(model.have_length_1)
 
 
 def _inputs(given: str | list[Any]) -> list[str | TokenIds]:

@@ -110,8 +110,3 @@ def quantizer_options_of(config: Any) -> QuantizerOptions | None:
     """Return the quantizer options that a config stores, if any."""
     stored = getattr(config, "quantizer_options", None)
     return None if stored is None else QuantizerOptions.from_dict(stored)
-
-
-def excluded_of(config: Any) -> list[str]:
-    """Return the patterns of sites that a config leaves in float."""
-    return list(getattr(config, "exclude", None) or ())

@@ -7,6 +7,7 @@ those that texts are compared with images by: `get_text_features` of transformer
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -34,17 +35,8 @@ _QUICK = np.float32(1.702)
 _PROJECTION = "text_projection"
 
 
-def read_clip(reader: Reader) -> Encoder:
-    """Read a text tower of CLIP, whose tokens see those before them."""
-    return _read(reader, causal=True)
-
-
-def read_siglip(reader: Reader) -> Encoder:
-    """Read a text tower of SigLIP, which sees the tokens that fill a text."""
-    return _read(reader, causal=False)
-
-
-def _read(reader: Reader, *, causal: bool) -> Encoder:
+def read_tower(reader: Reader, *, causal: bool) -> Encoder:
+    """Read a text tower: CLIP's tokens see those before them, SigLIP's those that fill a text."""
     config, sizes = reader.config, Sizes.of(reader)
     is_quick = config.values["hidden_act"] == "quick_gelu"
 
@@ -114,7 +106,7 @@ def _family(model_type: str, *, is_whole: bool, **own: Any) -> Family:
         model_type=model_type,
         prefix="text_model",
         first="embeddings.token_embedding.weight",
-        encoder=read_clip if is_clip else read_siglip,
+        encoder=functools.partial(read_tower, causal=is_clip),
         embedding=embed_clip if is_clip else embed_siglip,
         # `load` alone reads them.
         is_quantized=False,

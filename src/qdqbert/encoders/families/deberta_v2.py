@@ -161,11 +161,6 @@ def _width(config: Config, hidden: int) -> int:
     return config.integer("embedding_size", null=hidden, least=1)
 
 
-def _span(reader: Reader) -> int:
-    """Return the number of rows on each side of distance 0."""
-    return _buckets(reader) or _farthest(reader)
-
-
 def _buckets(reader: Reader) -> int:
     # -1 stands for none.
     return max(reader.config.integer("position_buckets", least=-1), 0)
@@ -184,7 +179,9 @@ def _relative_embeddings(reader: Reader, sizes: Sizes) -> Floats | None:
         norm = at.norm("LayerNorm", size=sizes.hidden, epsilon=sizes.epsilon)
     if not reader.config.flag("relative_attention"):
         return None
-    table = at.tensor("rel_embeddings.weight", (2 * _span(reader), sizes.hidden))
+    # As many rows on each side of distance 0.
+    span = _buckets(reader) or _farthest(reader)
+    table = at.tensor("rel_embeddings.weight", (2 * span, sizes.hidden))
     if norm is None:
         return table
     centered = table - table.mean(axis=1, keepdims=True)

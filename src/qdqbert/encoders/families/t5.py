@@ -6,6 +6,7 @@ Files of whole models have a decoder too, which is left out.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -58,17 +59,8 @@ def buckets_of(distances: NDArray[np.int64], buckets: int, farthest: int) -> NDA
     return np.asarray(half * (distances > 0) + np.where(distance < exact, distance, far))
 
 
-def read_t5(reader: Reader) -> Encoder:
-    """Read a model whose layers have the bias of the first one, for each distance of two tokens."""
-    return _read(reader, own_biases=False)
-
-
-def read_umt5(reader: Reader) -> Encoder:
-    """Read a model whose layers have biases of their own."""
-    return _read(reader, own_biases=True)
-
-
-def _read(reader: Reader, *, own_biases: bool) -> Encoder:
+def read_t5(reader: Reader, *, own_biases: bool) -> Encoder:
+    """Read a model whose layers have biases of distances: their own, or that of the first one."""
     config = reader.config
     sizes = Sizes(
         hidden=config.integer("d_model", least=1),
@@ -162,7 +154,7 @@ def _family(model_type: str, **own: Any) -> Family:
         model_type=model_type,
         prefix="transformer",
         first="encoder.embed_tokens.weight",
-        encoder=read_umt5 if model_type == "umt5" else read_t5,
+        encoder=functools.partial(read_t5, own_biases=model_type == "umt5"),
         # The other heads read the decoder.
         heads=Heads(classify_tokens=classify_tokens),
         encoder_class="AutoModelForTextEncoding",

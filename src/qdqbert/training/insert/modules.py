@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from qdqbert.calibration.reference.factory import QuantizerFactory
-from qdqbert.quantization.spec import Site, Source, linear_sites, matmul_sites, residual_sites
+from qdqbert.quantization.spec import Site, Source, linear_sites, residual_sites
 
 ATTENTION = "qdqbert"
 """Name of `quantized_attention` in transformers' attention interface."""
@@ -33,7 +33,7 @@ class QuantResidualOutput(nn.Module):
         self.dense = parts["dense"]
         self.dropout = parts["dropout"]
         self.LayerNorm = parts["LayerNorm"]
-        add_residual_quantizers_(self, name=name, factory=factory)
+        add_quantizers_(self, residual_sites(name), factory)
         self.train(output.training)
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
@@ -64,11 +64,6 @@ def quantized_linear(
     return new
 
 
-def add_residual_quantizers_(branch: nn.Module, *, name: str, factory: QuantizerFactory) -> None:
-    """Add QDQBERT's two `add_*_input_quantizer` to the module that computes the local branch."""
-    _add_quantizers_(branch, residual_sites(name), factory)
-
-
 def residual_sum(branch: nn.Module, local: Tensor, residual: Tensor) -> Tensor:
     """Add a local branch to a residual, both quantized. All are `(batch, seq, hidden)`."""
     quantizers: Any = branch
@@ -78,18 +73,7 @@ def residual_sum(branch: nn.Module, local: Tensor, residual: Tensor) -> Tensor:
     return optional_quantizer(branch, "layernorm_input_quantizer", total)
 
 
-def add_matmul_quantizers_(
-    attention: nn.Module,
-    *,
-    name: str,
-    axes: Mapping[str, tuple[int, ...]],
-    factory: QuantizerFactory,
-) -> None:
-    """Add QDQBERT's four `matmul_*_input_quantizer` to an attention module."""
-    _add_quantizers_(attention, matmul_sites(name, axes).values(), factory)
-
-
-def _add_quantizers_(module: nn.Module, sites: Iterable[Site], factory: QuantizerFactory) -> None:
+def add_quantizers_(module: nn.Module, sites: Iterable[Site], factory: QuantizerFactory) -> None:
     """Add a quantizer for each site to its module, under the last part of the site's name."""
     for site in sites:
         module.add_module(site.name.rpartition(".")[2], factory.activation(site))
@@ -114,7 +98,7 @@ def quantized_attention(
     """Compute attention with the quantizers of `module` on the inputs of both matmuls.
 
     Args:
-        module: An attention module after `add_matmul_quantizers_`.
+        module: An attention module with quantizers of `matmul_sites`.
         query: `(batch, heads, seq, head_dim)`.
         key: The same, with another `seq` in cross-attention and with a cache.
         value: Shape of `key`.

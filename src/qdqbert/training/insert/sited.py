@@ -18,13 +18,14 @@ from qdqbert.quantization.spec import (
     MATMUL_SEQUENCE_AXES,
     SiteGroup,
     is_residual_input,
+    matmul_sites,
+    residual_sites,
 )
 from qdqbert.training.insert.blocks import BLOCKS, quantized_block
 from qdqbert.training.insert.modules import (
     ATTENTION,
     QuantResidualOutput,
-    add_matmul_quantizers_,
-    add_residual_quantizers_,
+    add_quantizers_,
     quantized_linear,
     register_attention,
 )
@@ -117,11 +118,11 @@ def _insert_at_(model: nn.Module, layer: str, sites: LayerSites, factory: Quanti
             model.set_submodule(name, new)
     name = f"{layer}.{sites.attention}"
     axes = CROSS_SEQUENCE_AXES if sites.reads_encoder else MATMUL_SEQUENCE_AXES
-    add_matmul_quantizers_(model.get_submodule(name), name=name, axes=axes, factory=factory)
+    add_quantizers_(model.get_submodule(name), matmul_sites(name, axes).values(), factory)
     for path in sites.residual_outputs:
         name = f"{layer}.{path}"
         output = QuantResidualOutput(model.get_submodule(name), name=name, factory=factory)
         model.set_submodule(name, output)
     for path in sites.branches:
         name = f"{layer}.{path}"
-        add_residual_quantizers_(model.get_submodule(name), name=name, factory=factory)
+        add_quantizers_(model.get_submodule(name), residual_sites(name), factory)

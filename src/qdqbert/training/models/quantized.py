@@ -21,7 +21,7 @@ from qdqbert.calibration.quantizers.quantizer import Quantizer
 from qdqbert.calibration.reference.factory import PLAIN, QuantizerFactory
 from qdqbert.calibration.reference.sited_model import SitedModel, sited_model
 from qdqbert.common.errors import CheckpointError, SpecError, UserInputError
-from qdqbert.encoders.checkpoint.configuration import excluded_of, quantizer_options_of, recipe_of
+from qdqbert.encoders.checkpoint.configuration import quantizer_options_of, recipe_of
 from qdqbert.encoders.checkpoint.description import check_positions
 from qdqbert.encoders.checkpoint.load import Checkpoint, load_checkpoint
 from qdqbert.encoders.checkpoint.weights import check_shapes
@@ -253,7 +253,7 @@ def configure_model_(sited: SitedModel, config: Any, options: QuantizerOptions) 
     if recipe is None:
         configure_(sited, options)
     else:
-        place_(sited, recipe, options, excluded_of(config))
+        place_(sited, recipe, options, getattr(config, "exclude", None) or ())
     factory_of(sited.model).choose_calibrators(sited.quantizers.values(), options.calibrator)
 
 

@@ -42,8 +42,8 @@ def run(options: ServeOptions, progress: Progress) -> ServeReport:
         options.warn_of_empty_key()
     start = time.monotonic()
     # A GPU has room for few copies of a model.
-    on_gpu = options.device not in (None, "cpu")
-    count = options.workers or (1 if on_gpu else _usual_workers())
+    is_one = options.device not in (None, "cpu") or sys.platform == "win32"
+    count = options.workers or (1 if is_one else max(1, usable_cores() // _CORES_OF_A_WORKER))
     with _bound(options, count) as listeners:
 
         def announce(models: list[ServedModel]) -> None:
@@ -63,10 +63,6 @@ def run(options: ServeOptions, progress: Progress) -> ServeReport:
 
         serve_here(options, listeners[0], metrics, progress, when_ready=when_ready)
     return _report(metrics, time.monotonic() - start)
-
-
-def _usual_workers() -> int:
-    return 1 if sys.platform == "win32" else max(1, usable_cores() // _CORES_OF_A_WORKER)
 
 
 @contextlib.contextmanager
