@@ -8,26 +8,16 @@ import pytest
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.data import Columns, Example
 from qdqbert.data.tokenizing.encoding import Encoded
-from qdqbert.encoders.checkpoint.load import load_checkpoint
-from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
-from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
 from qdqbert.tasks.feature_extraction import FEATURE_EXTRACTION as TASK
-from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features, Outcome, Tokenization
-
-OPTIONS = TaskSettings()
+from qdqbert.tasks.task import Features, Outcome
+from task_features import features_of
 
 PAIRS = [
     Example(text="a", text_pair="b", label="5"),
     Example(text="c", text_pair="d", label="0.5"),
     Example(text="e", text_pair="f", label="3"),
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(checkpoints):
-    return load_checkpoint(str(checkpoints("bert"))).tokenizer
 
 
 def features(examples: list[Example], count: int = 0) -> Features:
@@ -39,10 +29,6 @@ def results(mask: list[list[int]], outputs: dict[str, np.ndarray]) -> Results:
     return Results(
         outputs=outputs, inputs={"attention_mask": np.array(mask)}, features=(), places=()
     )
-
-
-def test_the_task_is_listed_under_its_name() -> None:
-    assert TASKS["feature-extraction"] is TASK
 
 
 def test_texts_and_scores_are_read_from_a_table(write_file) -> None:
@@ -57,15 +43,7 @@ def test_texts_and_scores_are_read_from_a_table(write_file) -> None:
     ids=["pairs", "one-text"],
 )
 def test_each_text_of_a_pair_is_embedded_alone(tokenizer, examples, texts) -> None:
-    made = TASK.encode(
-        examples,
-        Tokenization(
-            tokenizer=runtime_tokenizer(tokenizer),
-            input_names=("input_ids",),
-            max_length=64,
-            settings=OPTIONS,
-        ),
-    )
+    made = features_of(TASK, tokenizer, examples, names=("input_ids",))
     assert [row["input_ids"].tolist() for row in made.encoded.inputs] == [
         tokenizer(text)["input_ids"] for text in texts
     ]
@@ -74,15 +52,7 @@ def test_each_text_of_a_pair_is_embedded_alone(tokenizer, examples, texts) -> No
 
 def test_both_texts_of_a_pair_count_as_truncated(tokenizer) -> None:
     examples = [Example(text="cat " * 9, text_pair="dog " * 9), Example(text="a", text_pair="b")]
-    made = TASK.encode(
-        examples,
-        Tokenization(
-            tokenizer=runtime_tokenizer(tokenizer),
-            input_names=("input_ids",),
-            max_length=5,
-            settings=OPTIONS,
-        ),
-    )
+    made = features_of(TASK, tokenizer, examples, max_length=5, names=("input_ids",))
     assert made.notices == ("2 of 4 texts were longer than 5 tokens and were cut.",)
 
 

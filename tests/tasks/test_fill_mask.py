@@ -7,36 +7,19 @@ from transformers import PreTrainedTokenizerFast
 from qdqbert.common.errors import CheckpointError, DataFileError
 from qdqbert.data.rows.data import Columns, Example
 from qdqbert.data.tokenizing.encoding import Batch, make_batches
-from qdqbert.encoders.checkpoint.load import load_checkpoint
-from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks import fill_mask
 from qdqbert.tasks.fill_mask import FILL_MASK as TASK
 from qdqbert.tasks.fill_mask import mask_tokens
-from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features, Outcome, Tokenization
+from qdqbert.tasks.task import Features, Outcome
+from task_features import features_of
 
-NAMES = ("input_ids", "attention_mask", "token_type_ids")
 TEXTS = [Example(text=f"the cat {word} on a river at night") for word in ("sat", "was", "came")]
 MASK, SPECIAL = 4, np.arange(5)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(checkpoints):
-    return load_checkpoint(str(checkpoints("bert"))).tokenizer
-
-
 def encode(tokenizer, examples, **options) -> Features:
-    chosen = TaskSettings(**options)
-    return TASK.encode(
-        examples,
-        Tokenization(
-            tokenizer=runtime_tokenizer(tokenizer),
-            input_names=NAMES,
-            max_length=64,
-            settings=chosen,
-        ),
-    )
+    return features_of(TASK, tokenizer, examples, settings=TaskSettings(**options))
 
 
 def mask(ids, **options):
@@ -72,10 +55,6 @@ def test_the_random_tokens_of_a_text_come_from_the_vocabulary_without_special_to
     encode(tokenizer, TEXTS)
     expected = sorted(set(range(len(tokenizer))) - set(tokenizer.all_special_ids))
     assert given[0].tolist() == expected
-
-
-def test_the_task_is_listed_under_its_name() -> None:
-    assert TASKS["fill-mask"] is TASK
 
 
 def test_labels_of_a_table_are_not_read(write_file) -> None:

@@ -8,16 +8,11 @@ import pytest
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.data import Columns, Dataset, Example
 from qdqbert.data.tokenizing.encoding import Encoded, make_batches
-from qdqbert.encoders.checkpoint.load import load_checkpoint
-from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
-from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.multiple_choice import MULTIPLE_CHOICE as TASK
 from qdqbert.tasks.multiple_choice import ChoiceExample
-from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features, Outcome, Tokenization
+from qdqbert.tasks.task import Features, Outcome
+from task_features import NAMES, features_of
 
-OPTIONS = TaskSettings()
-NAMES = ("input_ids", "attention_mask", "token_type_ids")
 SWAG = (
     ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
     '0,v1,3,"The cat sat. It","The cat sat.",It,gold,was good.,ran.,"slept, then.",came.,2\n'
@@ -25,11 +20,6 @@ SWAG = (
 QUESTION = ChoiceExample(
     context="the cat was", prompt="it", endings=("was good", "came", "had music at home"), label=1
 )
-
-
-@pytest.fixture(scope="module")
-def tokenizer(checkpoints):
-    return load_checkpoint(str(checkpoints("bert"))).tokenizer
 
 
 def read(path) -> Dataset:
@@ -45,19 +35,7 @@ def features(*labels: int | None) -> Features:
 
 
 def encode(tokenizer, *examples: object, max_length: int = 64) -> Features:
-    return TASK.encode(
-        examples,
-        Tokenization(
-            tokenizer=runtime_tokenizer(tokenizer),
-            input_names=NAMES,
-            max_length=max_length,
-            settings=OPTIONS,
-        ),
-    )
-
-
-def test_the_task_is_listed_under_its_name() -> None:
-    assert TASKS["multiple-choice"] is TASK
+    return features_of(TASK, tokenizer, examples, max_length=max_length)
 
 
 def test_swag_is_read(write_file) -> None:

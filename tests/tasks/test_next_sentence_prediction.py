@@ -7,7 +7,6 @@ from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.data import Columns, Example
 from qdqbert.data.tokenizing.encoding import Encoded
 from qdqbert.tasks.next_sentence_prediction import NEXT_SENTENCE_PREDICTION as TASK
-from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.task import Features, Outcome
 
 # Decisions 0, 1, 1.
@@ -17,10 +16,6 @@ PREDICTIONS = list(np.array([[2, 1], [0, 3], [-2, -1]], np.float32))
 def features(*labels: str | None) -> Features:
     examples = tuple(Example(text="a", text_pair="b", label=label) for label in labels)
     return Features(examples=examples, encoded=Encoded(inputs=(), padding={}, truncated=0))
-
-
-def test_the_task_is_listed_under_its_name() -> None:
-    assert TASKS["next-sentence-prediction"] is TASK
 
 
 def test_pairs_are_read_from_a_table(write_file) -> None:

@@ -15,20 +15,14 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.data.rows.data import Columns, Dataset
 from qdqbert.data.tokenizing.encoding import make_batches
-from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.tasks.question_answering import QUESTION_ANSWERING as TASK
 from qdqbert.tasks.questions import Answer, QuestionExample, read_questions
-from qdqbert.tasks.task import Features, Outcome, Tokenization
+from qdqbert.tasks.task import Features, Outcome
+from task_features import NAMES, features_of
 
-BERT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 CONTEXT = "the cat was on the old tree . rain came down by the river"
 OPTIONS = TaskSettings(doc_stride=2)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(checkpoints) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(checkpoints("bert"))
 
 
 @pytest.fixture(scope="module")
@@ -72,16 +66,10 @@ def encode(
     *examples: QuestionExample,
     max_length: int = 64,
     options: TaskSettings = OPTIONS,
-    input_names: Sequence[str] = BERT_INPUTS,
+    input_names: Sequence[str] = NAMES,
 ) -> Features:
-    return TASK.encode(
-        examples,
-        Tokenization(
-            tokenizer=runtime_tokenizer(tokenizer),
-            input_names=input_names,
-            max_length=max_length,
-            settings=options,
-        ),
+    return features_of(
+        TASK, tokenizer, examples, max_length=max_length, names=input_names, settings=options
     )
 
 

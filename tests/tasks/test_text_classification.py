@@ -8,23 +8,14 @@ import pytest
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.data import Columns, Dataset, Example
 from qdqbert.data.tokenizing.encoding import Encoded
-from qdqbert.encoders.checkpoint.load import load_checkpoint
-from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
-from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
-from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features, Outcome, Tokenization
+from qdqbert.tasks.task import Features, Outcome
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION as TASK
+from task_features import features_of
 
 ID2LABEL = {0: "Negative", 1: "Neutral", 2: "Positive"}
-OPTIONS = TaskSettings()
 # Decisions 0, 2, 2, 2.
 PREDICTIONS = list(np.array([[9, 1, 1], [1, 2, 3], [0, 0, 1], [-3, -2, -1]], np.float32))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(checkpoints):
-    return load_checkpoint(str(checkpoints("bert"))).tokenizer
 
 
 @pytest.fixture
@@ -40,10 +31,6 @@ def features(*labels: str | None) -> Features:
     return Features(examples=examples, encoded=Encoded(inputs=(), padding={}, truncated=0))
 
 
-def test_the_task_is_listed_under_its_name() -> None:
-    assert TASKS["text-classification"] is TASK
-
-
 def test_texts_and_labels_are_read_from_a_table(write_file) -> None:
     path = write_file("reviews.csv", "text,label\na,Positive\nb,Neutral\n")
     dataset = TASK.read(str(path), columns=Columns(), max_examples=1)
@@ -54,15 +41,7 @@ def test_texts_and_labels_are_read_from_a_table(write_file) -> None:
 def test_both_texts_of_a_pair_are_encoded_together(tokenizer, pair) -> None:
     example = Example(text="a", text_pair=pair)
     names = ("input_ids", "token_type_ids")
-    made = TASK.encode(
-        [example],
-        Tokenization(
-            tokenizer=runtime_tokenizer(tokenizer),
-            input_names=names,
-            max_length=64,
-            settings=OPTIONS,
-        ),
-    )
+    made = features_of(TASK, tokenizer, [example], names=names)
     (inputs,) = made.encoded.inputs
     expected = tokenizer("a", pair)
     assert {name: inputs[name].tolist() for name in names} == {
@@ -73,15 +52,7 @@ def test_both_texts_of_a_pair_are_encoded_together(tokenizer, pair) -> None:
 
 def test_truncated_texts_are_reported(tokenizer) -> None:
     long = [Example(text="cat " * 9), Example(text="a")]
-    made = TASK.encode(
-        long,
-        Tokenization(
-            tokenizer=runtime_tokenizer(tokenizer),
-            input_names=("input_ids",),
-            max_length=5,
-            settings=OPTIONS,
-        ),
-    )
+    made = features_of(TASK, tokenizer, long, max_length=5, names=("input_ids",))
     assert made.notices == ("1 of 2 texts was longer than 5 tokens and was cut.",)
 
 

@@ -8,37 +8,16 @@ import pytest
 from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.data import Columns, Example
 from qdqbert.data.tokenizing.encoding import make_batches
-from qdqbert.encoders.checkpoint.load import load_checkpoint
-from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
-from qdqbert.encoders.task_kinds import TaskSettings
-from qdqbert.tasks.registry import TASKS
-from qdqbert.tasks.task import Features, Outcome, Tokenization
+from qdqbert.tasks.task import Features, Outcome
 from qdqbert.tasks.text_generation import TEXT_GENERATION as TASK
+from task_features import features_of
 
 NAMES = ("input_ids", "attention_mask")
 TEXTS = [Example(text="the cat"), Example(text="a dog was on the river")]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(checkpoints):
-    return load_checkpoint(str(checkpoints("bert"))).tokenizer
-
-
 def encode(tokenizer, examples, max_length: int = 64) -> Features:
-    options = TaskSettings()
-    return TASK.encode(
-        examples,
-        Tokenization(
-            tokenizer=runtime_tokenizer(tokenizer),
-            input_names=NAMES,
-            max_length=max_length,
-            settings=options,
-        ),
-    )
-
-
-def test_the_task_is_listed_under_its_name() -> None:
-    assert TASKS["text-generation"] is TASK
+    return features_of(TASK, tokenizer, examples, max_length=max_length, names=NAMES)
 
 
 def test_texts_are_read_line_by_line(write_file) -> None:

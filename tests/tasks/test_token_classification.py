@@ -8,34 +8,17 @@ from qdqbert.common.errors import DataFileError
 from qdqbert.data.rows.conll import TokenExample, read_sentences
 from qdqbert.data.rows.data import Columns, Dataset
 from qdqbert.data.tokenizing.encoding import Batch, Encoded, make_batches
-from qdqbert.encoders.checkpoint.load import load_checkpoint
-from qdqbert.encoders.checkpoint.tokenizer import runtime_tokenizer
-from qdqbert.encoders.task_kinds import TaskSettings
-from qdqbert.tasks.task import Features, Outcome, Tokenization
+from qdqbert.tasks.task import Features, Outcome
 from qdqbert.tasks.token_classification import TOKEN_CLASSIFICATION as TASK
+from task_features import NAMES, features_of
 
-NAMES = ("input_ids", "attention_mask", "token_type_ids")
-OPTIONS = TaskSettings()
 ID2LABEL = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
 CAT = TokenExample(words=("the", "cat", "sat"), tags=("O", "B-PER", "O"))
 RAIN = TokenExample(words=("rain",), tags=("B-LOC",))
 
 
-@pytest.fixture(scope="module")
-def tokenizer(checkpoints):
-    return load_checkpoint(str(checkpoints("bert"))).tokenizer
-
-
 def encode(examples, tokenizer, max_length: int = 64, names=NAMES) -> Features:
-    return TASK.encode(
-        examples,
-        Tokenization(
-            tokenizer=runtime_tokenizer(tokenizer),
-            input_names=names,
-            max_length=max_length,
-            settings=OPTIONS,
-        ),
-    )
+    return features_of(TASK, tokenizer, examples, max_length=max_length, names=names)
 
 
 def features(*examples: TokenExample, places: list[list[int]] | None = None) -> Features:

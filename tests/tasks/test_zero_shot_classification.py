@@ -15,7 +15,6 @@ from qdqbert import Quantizers, TaskOptions
 from qdqbert.cli import main
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.data.rows.data import Columns
-from qdqbert.tasks.registry import TASKS
 from qdqbert.tasks.zero_shot_classification import ZERO_SHOT_CLASSIFICATION as TASK
 
 NAME = "zero-shot-classification"
@@ -71,10 +70,6 @@ def pipeline(nli):
 
 def read(path):
     return TASK.read(str(path), columns=Columns(), max_examples=None)
-
-
-def test_the_task_is_listed_under_its_name() -> None:
-    assert TASKS[NAME] is TASK
 
 
 def test_the_labels_of_the_data_are_the_candidates(data) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set, Sized
 from typing import Any
 
 from qdqbert.common.errors import UserInputError
+from qdqbert.common.json_files import repeated
 
 Text = str | tuple[str, str]
 """A text, or a pair of texts."""
@@ -78,9 +78,7 @@ def listed_labels(labels: Any, argument: str = "candidate_labels") -> list[str]:
             f"{described(wrong[0] if wrong else labels)}.",
             argument=argument,
         )
-    if len(set(found)) < len(found):
-        counts = Counter(found)
-        twice = next(each for each in found if counts[each] > 1)
+    if (twice := repeated(found)) is not None:
         raise UserInputError(
             f"`{argument}` has {twice!r} twice. Name each label once.", argument=argument
         )

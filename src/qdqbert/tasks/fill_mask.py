@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.common.keywords import suggest_keywords
 from qdqbert.data.tables.rows import Column
+from qdqbert.data.tokenizing.tokenizer import Tokenizer
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.runtime.batches import Results
 from qdqbert.runtime.inputs import check_text, check_whole, listed_texts
@@ -36,14 +37,20 @@ Place = tuple[NDArray[np.int32], NDArray[np.int32]]
 """The positions of a feature that are predicted, and the true ids there. Shape `(tokens,)` each."""
 
 
-def _encode(examples: Sequence[Any], how: Tokenization) -> Features:
-    """Make one feature of each text, with masks. `places` has a `Place` for each."""
-    mask = how.tokenizer.special_id("mask_token")
-    if mask is None:
+def _mask_id(tokenizer: Tokenizer) -> int:
+    """Return the id of the mask token."""
+    found = tokenizer.special_id("mask_token")
+    if found is None:
         raise CheckpointError(
             "The tokenizer has no mask token, which fill-mask needs; expected one such as [MASK]. "
             "Set `mask_token` in tokenizer_config.json."
         )
+    return found
+
+
+def _encode(examples: Sequence[Any], how: Tokenization) -> Features:
+    """Make one feature of each text, with masks. `places` has a `Place` for each."""
+    mask = _mask_id(how.tokenizer)
     features = encode_texts(examples, how)
     # Unknown tokens are special too: no model can predict which word they stand for.
     special = how.tokenizer.special_ids
@@ -267,15 +274,10 @@ class MaskFiller(Model):
         """Return the job of a call with these options, for `stream`."""
         check_whole("top_k", top_k, at_least=1)
         tokenizer = self._loaded.tokenizer
-        mask_id = tokenizer.special_id("mask_token")
-        if mask_id is None:
-            raise CheckpointError(
-                "The tokenizer has no mask token. Set `mask_token` in tokenizer_config.json."
-            )
         return _Fill(
             tokenizer=tokenizer,
             input_names=self._loaded.artifact.input_names,
-            mask_id=mask_id,
+            mask_id=_mask_id(tokenizer),
             top_k=top_k,
             targets=None if targets is None else self._ids(targets),
         )
