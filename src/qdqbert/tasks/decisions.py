@@ -99,11 +99,9 @@ def choice_of(options: Any, argument: str = "options") -> Question:
     Raises:
         UserInputError: There are no options, or one is no text.
     """
-    if not isinstance(options, Mapping):
-        names = listed_labels(options, argument)
-        return Question(kind="choice", options=names, texts=names)
-    names = listed_labels(options, argument)
-    texts = [_said(options[name], name, argument) for name in names]
+    names = texts = listed_labels(options, argument)
+    if isinstance(options, Mapping):
+        texts = [_said(options[name], name, argument) for name in names]
     return Question(kind="choice", options=names, texts=texts)
 
 

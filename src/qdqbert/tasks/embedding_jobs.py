@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -18,9 +18,6 @@ from qdqbert.runtime.inputs import check_text
 from qdqbert.runtime.scheduler import EncodedItem
 from qdqbert.tasks.prompts import Prompted
 from qdqbert.tasks.small_vectors import LENGTH_TOLERANCE, quantize_vectors
-
-if TYPE_CHECKING:
-    pass
 
 Embedding = NDArray[np.float32]
 SmallEmbedding = NDArray[Any]

@@ -19,8 +19,7 @@ def chosen_winner(found: Sequence[CandidateReport]) -> Winner | None:
     chosen = next((each for each in found if each.verdict == "chosen"), None)
     if chosen is None:
         return None
-    floats = [each for each in found if _is_float(each) and each.verdict != "rejected"]
-    best = min(floats, key=lambda each: each.relative_time, default=None)
+    best = _best_float(found)
     return Winner(
         name=graph_name(chosen),
         engine=chosen.engine,
@@ -51,9 +50,8 @@ def reason_of(found: Sequence[CandidateReport]) -> str:
     closeness = " that is close enough to float" if faster else ""
     name = candidate_name(chosen)
     sentences = [f"{name} is the fastest of {len(found)} candidates{closeness}."]
-    floats = [each for each in found if _is_float(each) and each.verdict != "rejected"]
-    if floats and not _is_float(chosen):
-        best = min(floats, key=lambda each: each.relative_time)
+    best = _best_float(found)
+    if best is not None and not _is_float(chosen):
         ratio = times_as_fast(chosen, best)
         sentences.append(f"It is {ratio:.2f} times as fast as {candidate_name(best)}.")
     sentences += [
@@ -103,6 +101,12 @@ def _faster(found: Sequence[CandidateReport], chosen: CandidateReport) -> list[C
         for each in found
         if each.verdict == "rejected" and each.relative_time < chosen.relative_time
     ]
+
+
+def _best_float(found: Sequence[CandidateReport]) -> CandidateReport | None:
+    """Return the fastest float model that was not rejected, if there is one."""
+    floats = [each for each in found if _is_float(each) and each.verdict != "rejected"]
+    return min(floats, key=lambda each: each.relative_time, default=None)
 
 
 def _is_float(candidate: CandidateReport) -> bool:
