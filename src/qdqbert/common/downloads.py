@@ -141,11 +141,8 @@ def _download(files: Mapping[RemotePath, Path], step: Callable[[], None]) -> Non
 def upload_folder(folder: Path, place: RemotePath, last: Collection[str]) -> None:
     """Put the files of a folder in the place of those below a URL.
 
-    Args:
-        folder: The folder.
-        place: The URL.
-        last: Names of files that make a folder what it is, in their order. They are removed before
-            others change, and uploaded after them.
+    `last` are names of files that make a folder what it is, in their order. They are removed before
+    others change, and uploaded after them.
 
     Raises:
         OSError: The storage cannot be written.

@@ -234,9 +234,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 def replacing(path: Path, partial: Path | None = None) -> Iterator[Path]:
     """Yield a path to write a file to, which replaces the one at `path` at the end.
 
-    Args:
-        path: The file.
-        partial: The path to write to, on the same disk; by default in the same folder.
+    `partial` is the path to write to, on the same disk; by default it is in the same folder.
 
     Raises:
         OSError: The file cannot be written. An existing file is unchanged.

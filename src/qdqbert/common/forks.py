@@ -17,9 +17,7 @@ _T = TypeVar("_T")
 def repair_in_child(owner: _T, repair: Callable[[_T], None]) -> None:
     """Repair an object, as long as it lives, in each process that is forked from this one.
 
-    Args:
-        owner: The object.
-        repair: Called in the child with the object, before anything else runs there.
+    `repair` is called in the child with the object, before anything else runs there.
     """
     known = weakref.ref(owner)
 

@@ -65,10 +65,7 @@ def parse_object(text: str, name: str | Path, *, unique: bool = True) -> dict[st
 def parse_json(text: str, name: str | Path, *, unique: bool = True) -> Any:
     """Return the value that a text in JSON holds.
 
-    Args:
-        text: The text.
-        name: The file, for errors.
-        unique: Whether to refuse an object that has a name twice.
+    `name` is the file, for errors. With `unique`, an object that has a name twice is refused.
 
     Raises:
         CheckpointError: It is not JSON, is nested too deeply, has half of a surrogate pair, or a

@@ -21,9 +21,7 @@ def read_header(
 ) -> tuple[dict[str, Any], int]:
     """Return the header of a file, and the offset of the first tensor.
 
-    Args:
-        data: The bytes of the file.
-        damaged: Returns the error with a reason, such as "it is too short".
+    `damaged` returns the error with a reason, such as "it is too short".
 
     Raises:
         CheckpointError: The header is no JSON object.

@@ -27,10 +27,7 @@ Floats = NDArray[np.float32]
 def rest_of(weights: Floats, codes: Codes, scale: Floats) -> Codes:
     """Return the rest of a table that its codes leave out, as 8 more bits.
 
-    Args:
-        weights: The table, `(rows, width)`.
-        codes: Its codes, `(rows, width)`.
-        scale: Scale of each channel of the codes, `(width,)`, or of all, `()`.
+    `weights` and `codes` are `(rows, width)`, and `scale` is `(width,)`, or `()` for all channels.
     """
     steps = np.rint(weights / scale * STEPS) - STEPS * codes.astype(np.float32)
     rest: Codes = np.clip(steps, -128, 127).astype(np.int8)

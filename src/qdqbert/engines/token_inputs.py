@@ -112,9 +112,7 @@ def check_lengths(lengths: Integers, limit: int) -> None:
 def attended_tokens(inputs: TokenInputs, lengths: Integers) -> Integers:
     """Return how many tokens at the start of each text are attended to, `(texts,)`.
 
-    Args:
-        inputs: The inputs.
-        lengths: Number of tokens of each text.
+    `lengths` are the numbers of tokens of the texts.
 
     Raises:
         UserInputError: Tokens that expand a text are not at its end.

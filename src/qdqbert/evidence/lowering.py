@@ -170,14 +170,10 @@ def make_references(
 ) -> list[Reference]:
     """Run the model and keep the input of each layer. Call it in a `quantizing` context.
 
-    Args:
-        sited: The model with quantizers.
-        body: The same model, in the form that is exported.
-        layers: Paths of its encoder layers.
-        batches: Batches of real text.
-        outputs: Names of the outputs to keep; all if `None`.
-        last_bits: Relative size of the noise that simulates rounding between int8 operators. With
-            0, there is no noise, and each batch is run once instead of twice.
+    `body` is the same model, in the form that is exported, and `layers` are paths of its encoder
+    layers. `outputs` are names of those to keep; all if `None`. `last_bits` is the relative size of
+    the noise that simulates rounding between int8 operators. With 0, there is no noise, and each
+    batch is run once instead of twice.
     """
     modules = [sited.model.get_submodule(layer) for layer in layers]
     places = {layer_input(index): module for index, module in enumerate(modules)}
@@ -259,13 +255,8 @@ def check_lowering(
 
     Temporary graphs are written to the folder of the file.
 
-    Args:
-        path: The graph, or the file of the native engine.
-        references: Results of PyTorch's fake quantization.
-        engine: The engine.
-        floats: The float model's results on the same batches, to see how far the whole graph is
-            from them.
-        agreement_db: As in `LoweringCheck`.
+    `floats` are the float model's results on the same batches, to see how far the whole graph is
+    from them. For `agreement_db` see `LoweringCheck`.
     """
     names = list(references[0].states)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:

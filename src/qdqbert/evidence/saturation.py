@@ -48,9 +48,7 @@ class Overflow:
 def overflow_percent(inputs: Tensor, weights: Tensor) -> float:
     """Return the share of the sums of two adjacent products that do not fit in 16 bits, %.
 
-    Args:
-        inputs: Unsigned codes `(tokens, in)`.
-        weights: Signed codes `(out, in)`.
+    `inputs` are unsigned codes `(tokens, in)`, and `weights` signed codes `(out, in)`.
 
     Source: Intel 64 manual, VPMADDUBSW: adjacent products are added with signed saturation.
     """

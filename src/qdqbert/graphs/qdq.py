@@ -353,12 +353,9 @@ def _shift_of(spec: TensorSpec, step: float, zero: int, bits: int) -> np.float32
     With q' = q - m, s (q - z) W = s q' W - s (z - m) W, and the bias takes back the last part.
     GELU's outputs, which are hardly ever below zero, keep all of their 256 codes this way.
 
-    Args:
-        spec: Spec of the codes.
-        step: Their scale.
-        zero: Their zero point.
-        bits: Significant bits of the shift: as many as the graph's float type has. Then the bias
-            takes back exactly the shift of the input.
+    `step` and `zero` are scale and zero point of the codes. `bits` are the significant bits of the
+    shift: as many as the graph's float type has. Then the bias takes back exactly the shift of the
+    input.
 
     Source: the shifts of Outlier Suppression+ (Wei et al. 2023, arXiv:2304.09145).
     """

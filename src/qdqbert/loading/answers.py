@@ -95,13 +95,8 @@ def text_columns(
 ) -> tuple[str, ...]:
     """Find the columns of the texts; none for tasks whose columns have fixed names.
 
-    Args:
-        entry: The entry of the model.
-        options: Options of the call.
-        path: What has the columns, for messages.
-        names: Names of the columns.
-        head: Numbers and fields of the first rows.
-        has_names: Whether columns have names. They are inferred by their places otherwise.
+    `path` is what has the columns, for messages, and `names` are theirs. `head` has numbers and
+    fields of the first rows. Without `has_names`, columns are inferred by their places.
 
     Raises:
         UserInputError: A column does not exist or cannot be inferred, or a name is not a text.

@@ -53,11 +53,7 @@ def choose_place(device: str | None) -> Place:
 def target_on(place: Place, artifact: Artifact, name: str, target: str | None) -> str | None:
     """Return the target of a folder that a GPU runs; `None` if the model runs on the CPU.
 
-    Args:
-        place: Where it was asked to run.
-        artifact: The folder.
-        name: The user's name for it.
-        target: The target that the caller chose.
+    `name` is the user's for the folder, and `target` what the caller chose.
     """
     if place.device is None:
         return None

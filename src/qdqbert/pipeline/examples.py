@@ -104,14 +104,9 @@ def choose_examples(
 
     Data for one of the two are split. Held-out examples that have labels are evaluated.
 
-    Args:
-        data: The data of the call.
-        task: Task of the model.
-        id2label: Labels of the model.
-        known: Fingerprints of the examples that stored ranges were taken from; `None` if the
-            ranges are calibrated in this call.
-        trained: Fingerprints of the examples that the model was trained on, as far as it is known.
-            They can be calibrated on, and are not held out.
+    `known` are fingerprints of the examples that stored ranges were taken from; `None` if the
+    ranges are calibrated in this call. `trained` are those of the examples that the model was
+    trained on, as far as it is known. They can be calibrated on, and are not held out.
 
     Raises:
         UserInputError: The data is missing, no example is left to compare on, or labels are

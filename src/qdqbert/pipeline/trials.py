@@ -127,14 +127,9 @@ def meet_limits(
 
     It stays as it is for a target that runs all linear layers in int8.
 
-    Args:
-        trials: Runs the plan.
-        limits: The limits; see `can_be_met`.
-        progress: Receives the stage.
-        known: Other plans, each with the result of this function. Targets often have the same
-            specs.
-        least_percent: Share of int8 multiplications at least. A plan with less is of no use, so
-            that it is not looked for.
+    For `limits` see `can_be_met`. `known` are other plans, each with the result of this function:
+    targets often have the same specs. A plan with a smaller share of int8 multiplications than
+    `least_percent` is of no use, so that it is not looked for.
     """
     plan = trials.plan
     if plan.target.quantizes != "any_sites":

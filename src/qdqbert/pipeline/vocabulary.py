@@ -34,11 +34,7 @@ def keep_vocabulary(
     The lines keep their tokens, which is checked for each of them, and the rows of the table of
     words are copied. So the float model computes the same for them.
 
-    Args:
-        source: The model.
-        path: A text file; `None` for none.
-        scripts: Scripts whose tokens are kept.
-        progress: Shows the work.
+    `path` is a text file; `None` for none.
 
     Raises:
         UserInputError: The file cannot be read, or the model scores its vocabulary, has settings

@@ -87,9 +87,7 @@ class Artifact(Quantization):
     def target_for(self, engine: EngineName, target: str | None = None) -> str:
         """Return the target that an engine runs: the one made for it, or another that it can run.
 
-        Args:
-            engine: Engine that runs the graph.
-            target: Name of the target, if the caller chose one.
+        `target` is its name, if the caller chose one.
 
         Raises:
             UserInputError: The engine runs no graph of the folder, or not the target's.
@@ -208,9 +206,8 @@ def rows_of(
 def quantize_command(model: str, **options: float) -> str:
     """Return the command line that quantizes a float model.
 
-    Args:
-        model: A folder, an .onnx file, or a name on the hub.
-        options: Other options of `quantize`.
+    `model` is a folder, an .onnx file, or a name on the hub, and `options` are others of
+    `quantize`.
     """
     path = Path(model).resolve()
     output = f"./{path.stem if path.suffix == '.onnx' else path.name}-int8"
@@ -221,9 +218,7 @@ def quantize_command(model: str, **options: float) -> str:
 def open_artifact(directory: Path, *, requires_graphs: bool = True) -> Artifact:
     """Read a folder that `quantize` wrote.
 
-    Args:
-        directory: The folder.
-        requires_graphs: Whether the graphs of all targets have to be there.
+    With `requires_graphs`, the graphs of all targets have to be there.
 
     Raises:
         CheckpointError: `quantize` did not write it, another version did, or a part is missing.

@@ -21,9 +21,7 @@ _ANY = "*"
 def answering_other_origins(app: Application, origins: Collection[str]) -> Application:
     """Return an application that lets pages of some origins read its responses.
 
-    Args:
-        app: The application.
-        origins: The origins, such as "https://example.org"; "*" for all.
+    An origin is such as "https://example.org"; "*" is for all.
     """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

@@ -163,9 +163,7 @@ class Truncation(Body):
 def check_tokens(model: Any, **limits: int | None) -> None:
     """Refuse limits in tokens that would cut inputs shorter than the model does.
 
-    Args:
-        model: The model.
-        limits: The limits by the names of their fields; `None` and -1 for the model's own.
+    `limits` are by the names of their fields; `None` and -1 are the model's own.
     """
     for name, limit in limits.items():
         if limit not in (None, -1) and limit < model.max_length:

@@ -326,9 +326,7 @@ class MultiVectorEmbedder(PromptedModel[Any]):
     def job_of_kind(self, task: Kind, *, prompt: str | None = None) -> _Encode:
         """Return the job of `encode_query` or `encode_document`, for `stream`.
 
-        Args:
-            task: Kind of the texts.
-            prompt: Text that is put before each text, instead of the prompt of this kind.
+        `prompt` is put before each text, instead of the prompt of this kind.
         """
         return self.job(task=task, **self._with_prompt(task, {"prompt": prompt}))
 

@@ -160,9 +160,7 @@ def parse_question(row: Mapping[str, object], where: str) -> QuestionExample:
     lists `text` and `answer_start`, or a list of objects with these fields. If they are empty there
     is no answer; without `answers` it is not known.
 
-    Args:
-        row: Fields by name.
-        where: How messages refer to the row: "Line 3 of `dev.jsonl`".
+    `where` is how messages refer to the row: "Line 3 of `dev.jsonl`".
 
     Raises:
         DataFileError: A field is missing or has another type.

@@ -49,10 +49,7 @@ class Recurrent:
 def recurrent(tensors: Tensors, prefix: str, index: int = 0) -> Recurrent:
     """Return a layer of an LSTM.
 
-    Args:
-        tensors: The weights.
-        prefix: Start of their names.
-        index: Number of the layer.
+    `prefix` is the start of the names of its weights, and `index` the number of the layer.
 
     Raises:
         CheckpointError: A tensor is missing, or does not fit the others.

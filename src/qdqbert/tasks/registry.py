@@ -43,9 +43,7 @@ TASKS: Mapping[str, Task] = _Tasks()
 def task_for(name: str, config: Any) -> Task:
     """Return the task of a model.
 
-    Args:
-        name: Name of the task.
-        config: Config of the model, which says what the outputs of a text classifier are.
+    `config` says what the outputs of a text classifier are.
     """
     if name != "text-classification":
         return TASKS[name]

@@ -52,9 +52,7 @@ def check_scores_differ(
 ) -> None:
     """Refuse data whose scores are all equal, as nothing correlates with them.
 
-    Args:
-        dataset: The data.
-        read: Returns the score of an example, or a list of them.
+    `read` returns the score of an example, or a list of them.
     """
     scores = np.array([read(example) for example in dataset.examples]).reshape(len(dataset), -1)
     for index, column in enumerate(scores.T):

@@ -134,11 +134,8 @@ def _wrong_ranges(reason: str) -> UserInputError:
 def quantize_vectors(vectors: Vectors, dtype: OutputDtype, limits: Vectors | None) -> NDArray[Any]:
     """Return vectors as codes.
 
-    Args:
-        vectors: float32 `(..., dimensions)`.
-        dtype: Kind of the result.
-        limits: Smallest and largest values `(2, dimensions)` for "int8" and "uint8". Further
-            dimensions are ignored.
+    `vectors` are float32 `(..., dimensions)`. `limits` are the smallest and largest values `(2,
+    dimensions)` for "int8" and "uint8". Further dimensions are ignored.
 
     Returns:
         "int8" and "uint8" have a code for each dimension. "binary" and "ubinary" have a bit for

@@ -118,10 +118,8 @@ def largest_of_words(
 ) -> SparseVector:
     """Return the largest weight of each word of a text, if it is above 0.
 
-    Args:
-        ids: Token ids of the text, `(tokens,)`.
-        weights: Weights of the tokens, `(tokens,)`.
-        unweighed: Ids that get no weight.
+    `ids` and `weights` are those of its tokens, `(tokens,)`, and `unweighed` are ids that get no
+    weight.
     """
     kept = (weights > 0) & ~np.isin(ids, unweighed)
     words, places = np.unique(ids[kept], return_inverse=True)

@@ -64,9 +64,7 @@ def most_likely_tokens(outcome: Outcome) -> Decisions | None:
 def token_scores(predictions: Predictions, ids: Sequence[NDArray[np.int32]]) -> list[Score]:
     """Return perplexity and accuracy over all predicted tokens of all texts.
 
-    Args:
-        predictions: Results of `score_tokens`.
-        ids: Ids of the true tokens of each feature.
+    `predictions` are results of `score_tokens`, and `ids` those of the true tokens of each feature.
     """
     exact = [each.astype(np.float64) for each in predictions]
     tokens = [len(each) for each in exact]
@@ -126,10 +124,8 @@ def token_task(
 ) -> Task:
     """Return a task that predicts tokens of texts.
 
-    Args:
-        name: Name of the task.
-        true_ids: Returns the ids that are predicted for each feature.
-        fields: Other fields of the task.
+    `true_ids` returns the ids that are predicted for each feature, and `fields` are others of the
+    task.
     """
     return Task(
         name=name,

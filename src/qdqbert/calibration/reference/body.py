@@ -86,11 +86,7 @@ def _pool(states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
 def run_head(states: Tensor, mask: Tensor, head: Head, tensor: TensorOf) -> Tensor:
     """Return the result of a head on token states `(texts, seq, hidden)`.
 
-    Args:
-        states: Token states.
-        mask: `(texts, seq)`, 0 for [PAD].
-        head: The head.
-        tensor: Returns the tensor of an array.
+    `mask` is `(texts, seq)`, 0 for [PAD], and `tensor` returns the tensor of an array.
     """
     x = run_steps(states, head.steps[: head.token_steps], tensor)
     return run_steps(pool(x, mask, head.poolings), head.steps[head.token_steps :], tensor)

@@ -58,10 +58,6 @@ class Calibration(Options):
 def check_percentile(options: Calibration, calibrator: CalibratorName) -> None:
     """Refuse a percentile that another calibrator does not read, or that looks like a fraction.
 
-    Args:
-        options: Options of the call.
-        calibrator: The calibrator that it uses.
-
     Raises:
         UserInputError: The percentile cannot be used.
     """

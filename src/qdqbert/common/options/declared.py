@@ -558,9 +558,7 @@ def _hint(kind: Any, value: Any) -> str:
 def command_line(command: str, options: Any) -> str:
     """Return the command line that is equivalent to some options.
 
-    Args:
-        command: Name of the command.
-        options: Its options, of which `model` is an argument without a flag.
+    Of the options, `model` is an argument without a flag.
     """
     words = ["qdqbert", command]
     if options.model is not None:

@@ -24,9 +24,6 @@ def taking(
     """Let a function take the fields of its options, its second parameter, as parameters.
 
     The fields' help is added to its docstring.
-
-    Args:
-        options: The class of the options.
     """
     kind: Any = options
 

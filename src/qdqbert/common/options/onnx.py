@@ -41,9 +41,7 @@ def is_onnx_file(model: str | os.PathLike[str]) -> bool:
 def check_onnx_options(options: Onnx, model: str | Copied | None) -> None:
     """Refuse options for .onnx files in a call without one.
 
-    Args:
-        options: Options of the call.
-        model: Name of its model, for the message.
+    `model` is the name of its model, for the message.
 
     Raises:
         UserInputError: One of them was given.

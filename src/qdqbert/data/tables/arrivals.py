@@ -67,13 +67,8 @@ class Arrivals:
 def bursts(rows: Iterator[_T], arrives: Arrives, seconds: float) -> Iterator[Iterator[_T]]:
     """Divide rows as they come.
 
-    A burst ends when none is there, a number of seconds after its first row or later. Each has to
-    be read to its end before the next one.
-
-    Args:
-        rows: The rows.
-        arrives: Waits for the next of them.
-        seconds: The seconds.
+    A burst ends when none is there, some seconds after its first row or later. Each has to be read
+    to its end before the next one.
     """
     for first in rows:
         yield _burst(first, rows, arrives, seconds)

@@ -49,10 +49,8 @@ def read_csv(lines: Lines, *, header: bool = True) -> Iterator[Header | Row | Ba
     The header shows what separates the columns; see `separator_of`. Without one it is a comma. A
     line before it can name the separator; see `named_separator`.
 
-    Args:
-        lines: The lines of the file.
-        header: Whether the first row has the names of the columns. They are "0", "1" and so on
-            otherwise.
+    With `header`, the first row has the names of the columns. They are "0", "1" and so on
+    otherwise.
     """
     records = _csv_records(lines, is_header_first=header)
     return _rows(lines, records, "commas" if header else None)

@@ -378,10 +378,7 @@ class Source:
 def _row_groups(file: InputFile, first: int, stop: int) -> list[InputFile]:
     """Return the row groups of a file that start in a part of it, if there are some.
 
-    Args:
-        file: The file.
-        first: Where the part begins, in bytes of the file.
-        stop: Where it ends.
+    The part is from `first` to before `stop`, in bytes of the file.
     """
     with reporting(file.name):
         counts = rows_of_groups(file.place)
@@ -741,11 +738,8 @@ def unchanged(
 ) -> bool:
     """Return whether the files of an input are what they were.
 
-    Args:
-        source: The input.
-        name: Its name, to list what is in storage again.
-        identity: What `Source.identity` was.
-        may_grow: Whether text files may have grown.
+    `name` is that of the input, to list what is in storage again, and `identity` is what
+    `Source.identity` was. With `may_grow`, text files may have grown.
     """
     may_grow &= source.format != "parquet"
     is_remote = any(each.version is not None for each in source.files)

@@ -44,9 +44,7 @@ _TOKENS = {
 def read_sentencepiece(path: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Return DeBERTa's tokenizer with the vocabulary of a file of sentencepiece.
 
-    Args:
-        path: The file.
-        settings: The content of tokenizer_config.json.
+    `settings` are the content of tokenizer_config.json.
 
     Raises:
         CheckpointError: The file is missing or damaged, or has no Unigram model.

@@ -198,11 +198,8 @@ def generator_head(
 
     It compares the tokens "yes" and "no", and the tokenizer's chat template has to take pairs.
 
-    Args:
-        files: The files of the checkpoint.
-        architectures: The field of its config.
-        task: The task that was asked for.
-        name: The user's name for it.
+    `architectures` is the field of its config, `task` the one that was asked for, and `name` the
+    user's for it.
 
     Returns:
         The head; `None` if it is no language model, or no reranker was asked for.

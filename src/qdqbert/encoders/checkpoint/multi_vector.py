@@ -130,9 +130,8 @@ class TokenRules:
     ) -> int | None:
         """Return the id of the token that expands queries and that no token attends to.
 
-        Args:
-            special: See `expansion_token`.
-            id_of: Returns the id of a token; `None` if there is none.
+        For `special` see `expansion_token`. `id_of` returns the id of a token; `None` if there is
+        none.
 
         Returns:
             `None` if there is no such token.

@@ -128,12 +128,8 @@ def load_tokenizer_and_config(
 ) -> Described:
     """Load the tokenizer and the config of an .onnx file, and check that they fit it.
 
-    Args:
-        path: The .onnx file.
-        task: transformers' name of its task.
-        tokenizer: Folder or hub id of its tokenizer, and of its config if there is one; the
-            file's own folder if `None`.
-        graph: What the graph shows of them.
+    `tokenizer` is the folder or hub id of its tokenizer, and of its config if there is one; the
+    file's own folder if `None`. `graph` is what the graph shows of them.
 
     Raises:
         UserInputError: There is no tokenizer, or tokenizer or config belong to another model.

@@ -39,10 +39,8 @@ _PARTS, _PART_COUNT = (THREAD.index(name) for name in ("parts", "part_count"))
 def attention_buffers(rows: int, limit: int, size: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a thread's buffers of float32 for attention, by fields of `THREAD`.
 
-    Args:
-        rows: `Products.rows_together`.
-        limit: Tokens of the longest text.
-        size: Channels of a head.
+    `rows` are `Products.rows_together`, `limit` is the longest text in tokens, and `size` the
+    number of channels of a head.
     """
     limit, size = padded(limit, DEPTH), padded(size, DEPTH)
     return {

@@ -63,9 +63,8 @@ class Heads:
     ) -> NDArray[np.int64] | None:
         """Return the index of the only token of each text that outputs depend on, if there is one.
 
-        Args:
-            wanted: Names of the outputs.
-            starts: Index of the first token of each text, and of the end.
+        `wanted` are names of outputs, and `starts` the index of the first token of each text, and
+        of the end.
         """
         if self._poolings(wanted) <= {("first",)}:
             return starts[:-1]

@@ -34,11 +34,8 @@ def run_in_parts(
 ) -> Iterator[Outputs]:
     """Yield the outputs of a float model for each text, with the bits of a `NativeRunner`.
 
-    Args:
-        model: The model.
-        texts: The inputs of each text, `(1, tokens)`, or `(1, 1, tokens)` with choices. All tokens
-            are attended to.
-        threads: Number of threads.
+    The inputs of each text are `(1, tokens)`, or `(1, 1, tokens)` with choices. All tokens are
+    attended to.
     """
     *others, last = _groups(model)
     inputs: list[Inputs] = [

@@ -67,11 +67,8 @@ class Shares:
 def useful_threads(tokens: int, products: int, threads: int, *, is_busy: bool = False) -> int:
     """Return how many threads run a forward pass.
 
-    Args:
-        tokens: Number of tokens.
-        products: Number of products of codes and weights for each token.
-        threads: Number of threads there are.
-        is_busy: Whether another process has kept a core of these threads.
+    `products` is the number of products of codes and weights for each token, and `is_busy` whether
+    another process has kept a core of these threads.
     """
     most = max(PRODUCTS_ALONE, PRODUCTS_OF_A_SLICE if is_busy else 0)
     return 1 if tokens * products <= most else threads

@@ -64,10 +64,8 @@ def save_packed(packed: Packed, path: Path) -> None:
 def write_packed(path: Path, fill: Callable[[Keep], dict[str, Any]]) -> None:
     """Write a model whose arrays need not be in memory together, completely or not at all.
 
-    Args:
-        path: The file.
-        fill: Passes each array and its name to its argument, which writes them at once, and returns
-            the settings.
+    `fill` passes each array and its name to its argument, which writes them at once, and returns
+    the settings.
 
     Raises:
         OSError: The file cannot be written. An existing file is unchanged.

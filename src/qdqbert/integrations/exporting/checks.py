@@ -71,11 +71,8 @@ def expected_results(
 ) -> dict[str, list[Result]]:
     """Run the folder itself, each text alone.
 
-    Args:
-        source: The graph.
-        items: Texts or pairs.
-        outputs: Names of the outputs of an embedder, if not those to export.
-        prompt: Text before each text to embed. The folder's default prompt by default.
+    `outputs` are names of the outputs of an embedder, if not those to export, and `prompt` is put
+    before each text to embed, the folder's default prompt by default.
 
     Returns:
         For each output, a result for each item: `(tokens, hidden)` for states,

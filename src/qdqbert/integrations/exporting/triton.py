@@ -56,10 +56,7 @@ class Name(str):
 def text_proto(fields: Mapping[str, Any], indent: str = "") -> str:
     """Return a message in protobuf's text format.
 
-    Args:
-        fields: Values by name: strings, numbers, `Name`, mappings for messages, and lists for
-            repeated fields.
-        indent: White space before each line.
+    Values are strings, numbers, `Name`, mappings for messages, and lists for repeated fields.
     """
     lines = []
     for name, value in fields.items():

@@ -151,10 +151,7 @@ def within_limit(weight: Tensor, spec: TensorSpec, amax: Tensor) -> tuple[Tensor
 
     Rounding both gives the reals of the codes of `quantize_weight`.
 
-    Args:
-        weight: `(out, in)`.
-        spec: Its spec.
-        amax: The range that it is trained with, which broadcasts to it.
+    `weight` is `(out, in)`, and `amax`, the range that it is trained with, broadcasts to it.
 
     Returns:
         The weight, clipped to the range, and the range that the limit needs, in its shape.

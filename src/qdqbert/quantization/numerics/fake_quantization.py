@@ -57,10 +57,7 @@ def fake_quantize_amax(inputs: Tensor, amax: Tensor, codes: Codes) -> Tensor:
     The gradient passes where `|inputs| <= amax`. Values are not checked, since a GPU would have to
     wait for them.
 
-    Args:
-        inputs: Any shape, floating point.
-        amax: Largest magnitude to cover, at least 0. Broadcasts to `inputs`.
-        codes: The integers.
+    `amax`, the largest magnitude to cover, is at least 0 and broadcasts to `inputs`.
     """
     amax = widened(amax.detach())
     step, inverse = scales_of(amax, codes.qmax)

@@ -66,10 +66,8 @@ def choose_rounding(weights: Sequence[UnroundedWeight], moments: Tensor) -> list
 
     The error `d H d^T` of a row is never larger than with the nearest codes.
 
-    Args:
-        weights: The weights.
-        moments: Second moments of the input around its mean, up to a factor: `(in, in)`, symmetric
-            and positive semidefinite.
+    `moments` are second moments of the input around its mean, up to a factor: `(in, in)`, symmetric
+    and positive semidefinite.
 
     Returns:
         For each weight, `(out, in)` of booleans: whether a weight becomes the higher one of the two

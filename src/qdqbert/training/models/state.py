@@ -130,9 +130,7 @@ def adjust_(sited: SitedModel, quantizer_options: QuantizerOptions) -> None:
 def _range_of(quantizer: Quantizer, amax: Tensor | None) -> Range | None:
     """Return the range of an activation quantizer, if it has one for the whole tensor.
 
-    Args:
-        quantizer: The quantizer.
-        amax: Its `amax`, or its `used_amax` to include learned ranges.
+    `amax` is its `amax`, or its `used_amax` to include learned ranges.
     """
     if site_of(quantizer).kind == "weight":
         return None
@@ -154,10 +152,8 @@ def _amax_of(quantizer: Quantizer) -> Tensor:
 def learn_ranges_(sited: SitedModel, how: Literal["fixed", "learned", "moving"]) -> None:
     """Fix calibrated ranges, or let training learn or move them.
 
-    Args:
-        sited: A calibrated model.
-        how: `fixed` keeps them, as the toolkit's guide recommends. `learned` makes the ranges of
-            activations parameters. `moving` moves all ranges towards each batch's.
+    `fixed` keeps them, as the toolkit's guide recommends. `learned` makes the ranges of activations
+    parameters. `moving` moves all ranges towards each batch's.
     """
     for quantizer in sited.quantizers.values():
         if not quantizer.is_enabled:

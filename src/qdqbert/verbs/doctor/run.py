@@ -103,8 +103,7 @@ def find_gpus(
 ) -> tuple[str, ...]:
     """Return the names of the NVIDIA GPUs, as the driver lists them; none without a driver.
 
-    Args:
-        run_command: Runs a command, for tests.
+    `run_command` runs a command, for tests.
     """
     program = shutil.which("nvidia-smi")
     if program is None:

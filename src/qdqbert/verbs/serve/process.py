@@ -34,13 +34,8 @@ def serve_here(
 ) -> None:
     """Serve until a signal comes.
 
-    Args:
-        options: Options of the server.
-        listener: A bound socket.
-        metrics: Counts of the server.
-        progress: Shows that models are loaded.
-        when_ready: Called with the models when the server accepts connections.
-        running_workers: Returns how many processes of the server run, if it has several.
+    `when_ready` is called with the models when the server accepts connections, and
+    `running_workers` returns how many processes of the server run, if it has several.
     """
     from qdqbert.serving.app import build_app
     from qdqbert.serving.limits import Limits

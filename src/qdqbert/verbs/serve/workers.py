@@ -65,11 +65,8 @@ def run_workers(
 ) -> Iterator[Path]:
     """Serve until a signal comes, and yield the folder that the processes counted in.
 
-    Args:
-        options: Options of the server.
-        listeners: A bound socket for each process.
-        progress: Shows that the processes start.
-        announce: Called with the models when all processes accept connections.
+    `listeners` has a bound socket for each process, and `announce` is called with the models when
+    all processes accept connections.
 
     Raises:
         QdqBertError: The first process cannot start. It is the error of that process.

@@ -24,12 +24,8 @@ def quantize_dynamically(
 ) -> None:
     """Write scales and codes of some rows, in a function of `norm._codes_function`.
 
-    Args:
-        f: The function.
-        isa: The instruction set.
-        row: Index of the first row.
-        rows: Where each row is, in float32.
-        matrix: What their channels are multiplied by.
+    `row` is the index of the first row, `rows` are where each row is, in float32, and their
+    channels are multiplied by `matrix`.
     """
     multiplier, lanes = CODES.read(f.extra, "multiplier"), isa.lanes
     zero_point = 0 if isa.tiles.is_signed else 128

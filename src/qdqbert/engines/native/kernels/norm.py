@@ -87,12 +87,8 @@ def quantize_rows(
 ) -> None:
     """Write the codes of rows whose channels are spread if there is a matrix for them.
 
-    Args:
-        f: The function.
-        name: What the rows are: "states" or "inner".
-        matrix: The matrix.
-        spread: The buffer for rows that are spread.
-        arguments: The arguments of `quantize_rows`.
+    `name` is what the rows are: "states" or "inner". `spread` is the buffer for rows that are
+    spread, and `arguments` are those of `quantize_rows`.
     """
     if matrix is None:
         f.call("quantize_rows", *arguments)
