@@ -128,7 +128,6 @@ class Family:
         aliases: Other names of the config's fields, which count before their own ones, as in
             `attribute_map` of transformers' classes.
         conversion: Names of the tensors in older files, and today's.
-        heads: Reads the head of a model.
         lacking: What its models with other heads have that no engine computes, if anything.
         embedding: Reads token states and their embedding, if the family's encoders end with a way
             of their own to make it; `None` if it is the user's choice.

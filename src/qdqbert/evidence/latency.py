@@ -30,8 +30,6 @@ class Candidate:
 
     Attributes:
         name: Name for tables, unique among the candidates of a call.
-        engine: The engine that runs it.
-        model: The file of the graph.
         vocab_size: Token ids are drawn below this number.
         choices: Number of texts in one input, for multiple choice.
         provider: Execution provider of ONNX Runtime; the CPU provider if `None`.

@@ -62,7 +62,6 @@ class StoredInput:
         name: Name of the float value in the graph.
         scale: Its step; `None` if every batch has its own.
         zero: Code of 0.
-        is_signed: Whether its codes are signed.
     """
 
     name: str
@@ -79,8 +78,6 @@ class StoredWeight:
         name: Its name, or the name of its node if the exporter numbered the weights.
         size: Number of values.
         bits: Bits of a value.
-        is_float: Whether it is stored in float.
-        is_signed: Whether its codes are signed.
         scales: The parts that have a scale of their own.
         reads_codes: Whether its layer multiplies with inputs in 8 bits, too.
         input: How these become codes; `None` if they have no step of their own in the graph.

@@ -34,7 +34,6 @@ class Shard:
     """The share of a node.
 
     Attributes:
-        groups: Groups of the sites.
         batches: Consecutive batches.
     """
 

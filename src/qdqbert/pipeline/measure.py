@@ -63,7 +63,6 @@ class _InPyTorch:
     Attributes:
         references: Its results, layer by layer, on batches of different lengths.
         floats: The float model's results on the same batches.
-        sensitivity: The cost of each layer.
     """
 
     plan: Plan

@@ -83,8 +83,6 @@ class Ready:
 
     Attributes:
         source: The float model.
-        data: The data of the call.
-        ranges: Where its ranges come from.
         plans: One plan for each target that runs the model.
         refused: Why the other targets do not, by name of the target.
         inputs: The examples as inputs of the model.

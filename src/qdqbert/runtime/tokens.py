@@ -47,11 +47,7 @@ class _RunsNothing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tokenize(_RunsNothing):
-    """The job of `Model.tokenizing_job`, for a tokenizer that does not cut texts; see `Job`.
-
-    Attributes:
-        add_special_tokens: Whether special tokens are added.
-    """
+    """The job of `Model.tokenizing_job`, for a tokenizer that does not cut texts; see `Job`."""
 
     add_special_tokens: bool
 

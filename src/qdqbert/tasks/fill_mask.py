@@ -138,7 +138,6 @@ class _Fill(TextEncoder):
     """The job whose answer is the best tokens for each mask; see `Job`.
 
     Attributes:
-        mask_id: Id of the mask token.
         top_k: Number of tokens for each mask.
         targets: Ids of the tokens to choose from; `None` for all.
     """

@@ -41,8 +41,6 @@ class _Ask:
     Attributes:
         options: Settings of the choice of spans.
         has_null: Whether "no answer" is a possible answer.
-        top_k: Number of answers to return.
-        align_to_words: Whether answers are widened to whole words.
     """
 
     windows: Windows

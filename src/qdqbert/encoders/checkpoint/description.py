@@ -99,7 +99,6 @@ class Description(Described):
     Attributes:
         name: Folder or hub id, as the user gave it.
         subfolder: Folder of the encoder in it; empty for its root.
-        task: The task of its head.
         adapter: Adapter that is merged into the weights; `None` for none.
     """
 

@@ -22,7 +22,6 @@ class _Rows:
     """One term of the sum: rows of a table.
 
     Attributes:
-        kind: Kind of the table.
         rows: Its rows, of positions up to the last one.
         first: As `first_position` in `Embeddings`.
         limit: Longest text in tokens; `None` if the table sets no limit.

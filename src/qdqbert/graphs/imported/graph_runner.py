@@ -59,7 +59,6 @@ class RenamedCopy:
         input_names: Names of its inputs, in transformers' order.
         output_names: Names of the outputs that the task reads, in transformers' order.
         matched_names: Those of both that were found by the names that the user gave.
-        sizes: Sizes of its inputs.
         vocabulary_size: Rows of its table of word embeddings, `None` if there is no such table.
         max_length: Longest input in tokens that it takes; `None` for any.
         size_bytes: Size of the original, with its weights in other files; 0 if it is not known.

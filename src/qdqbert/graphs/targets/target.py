@@ -132,7 +132,6 @@ class Plan:
     """A target and a recipe, resolved for the sites of one model.
 
     Attributes:
-        target: The target of the graph.
         specs: Spec of every site by name, as the target can run it; `None` is float.
         dedicated_pairs: Whether to give each reader of an activation its own Q/DQ pair, even where
             the target's style does not.
