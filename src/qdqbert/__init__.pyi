@@ -3,45 +3,19 @@
 Type checkers read this file, and `__init__.py` imports each name when it is first used.
 """
 
-from .common.errors import (
-    CalibrationError as CalibrationError,
-)
-from .common.errors import (
-    CheckpointError as CheckpointError,
-)
-from .common.errors import (
-    DataFileError as DataFileError,
-)
-from .common.errors import (
-    GraphError as GraphError,
-)
-from .common.errors import (
-    MissingExtraError as MissingExtraError,
-)
-from .common.errors import (
-    ModelClosedError as ModelClosedError,
-)
-from .common.errors import (
-    OutputExistsError as OutputExistsError,
-)
-from .common.errors import (
-    QdqBertError as QdqBertError,
-)
-from .common.errors import (
-    SpecError as SpecError,
-)
-from .common.errors import (
-    TrainingError as TrainingError,
-)
-from .common.errors import (
-    UncalibratedError as UncalibratedError,
-)
-from .common.errors import (
-    UnmatchedRuleError as UnmatchedRuleError,
-)
-from .common.errors import (
-    UserInputError as UserInputError,
-)
+from .common.errors import CalibrationError as CalibrationError
+from .common.errors import CheckpointError as CheckpointError
+from .common.errors import DataFileError as DataFileError
+from .common.errors import GraphError as GraphError
+from .common.errors import MissingExtraError as MissingExtraError
+from .common.errors import ModelClosedError as ModelClosedError
+from .common.errors import OutputExistsError as OutputExistsError
+from .common.errors import QdqBertError as QdqBertError
+from .common.errors import SpecError as SpecError
+from .common.errors import TrainingError as TrainingError
+from .common.errors import UncalibratedError as UncalibratedError
+from .common.errors import UnmatchedRuleError as UnmatchedRuleError
+from .common.errors import UserInputError as UserInputError
 from .common.options.calibration import Calibration as Calibration
 from .common.options.columns import Columns as Columns
 from .common.options.limits import Limits as Limits
@@ -87,33 +61,19 @@ from .tasks.text_classification import TextClassifier as TextClassifier
 from .tasks.token_classification import TokenClassifier as TokenClassifier
 from .tasks.zero_shot_classification import ZeroShotClassifier as ZeroShotClassifier
 from .training.models.calibrate import calibrate as calibrate
-from .training.models.modeling import (
-    QDQBertForMaskedLM as QDQBertForMaskedLM,
-)
-from .training.models.modeling import (
-    QDQBertForMultipleChoice as QDQBertForMultipleChoice,
-)
+from .training.models.modeling import QDQBertForMaskedLM as QDQBertForMaskedLM
+from .training.models.modeling import QDQBertForMultipleChoice as QDQBertForMultipleChoice
 from .training.models.modeling import (
     QDQBertForNextSentencePrediction as QDQBertForNextSentencePrediction,
 )
-from .training.models.modeling import (
-    QDQBertForQuestionAnswering as QDQBertForQuestionAnswering,
-)
+from .training.models.modeling import QDQBertForQuestionAnswering as QDQBertForQuestionAnswering
 from .training.models.modeling import (
     QDQBertForSequenceClassification as QDQBertForSequenceClassification,
 )
-from .training.models.modeling import (
-    QDQBertForTokenClassification as QDQBertForTokenClassification,
-)
-from .training.models.modeling import (
-    QDQBertLMHeadModel as QDQBertLMHeadModel,
-)
-from .training.models.modeling import (
-    QDQBertModel as QDQBertModel,
-)
-from .training.models.modeling import (
-    QDQBertPreTrainedModel as QDQBertPreTrainedModel,
-)
+from .training.models.modeling import QDQBertForTokenClassification as QDQBertForTokenClassification
+from .training.models.modeling import QDQBertLMHeadModel as QDQBertLMHeadModel
+from .training.models.modeling import QDQBertModel as QDQBertModel
+from .training.models.modeling import QDQBertPreTrainedModel as QDQBertPreTrainedModel
 from .training.models.prepare import prepare as prepare
 from .training.trainer.distillation import Distillation as Distillation
 from .verbs.analyze import analyze as analyze
