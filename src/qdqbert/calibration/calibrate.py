@@ -53,11 +53,9 @@ class StagedRun(Protocol):
 
     def parts(self, plan: CalibrationPlan) -> Sequence[Collection[str]]:
         """Return the names of the sites of each stage."""
-        ...
 
     def stages(self, plan: CalibrationPlan) -> Iterator[Stage]:
         """Yield the stages, in order. Each has run once the next one is asked for."""
-        ...
 
 
 def run_passes(run: Run, plan: CalibrationPlan) -> CalibrationResult:

@@ -87,7 +87,6 @@ class Savable(Protocol):
 
     def save_pretrained(self, folder: str, /) -> Any:
         """Write it to a folder."""
-        ...
 
 
 ModelLike = str | Path | Savable | tuple[Savable, Savable]

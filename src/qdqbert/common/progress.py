@@ -38,7 +38,6 @@ class Advance(Protocol):
             position: How much of the whole input is processed.
             written: Bytes of answers that were written since the last call.
         """
-        ...
 
 
 class Progress(Protocol):
@@ -56,7 +55,6 @@ class Progress(Protocol):
         Returns:
             A context manager that yields a function to call after each step.
         """
-        ...
 
     def throughput(self, title: str, total: int | None = None) -> AbstractContextManager[Advance]:
         """Show how many texts and tokens per second are processed while the block runs.
@@ -68,7 +66,6 @@ class Progress(Protocol):
         Returns:
             A context manager that yields a function to call after each step.
         """
-        ...
 
 
 class Silent:

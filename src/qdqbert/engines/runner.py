@@ -20,11 +20,9 @@ class SharesPrefixes(Protocol):
 
     def shares_prefixes(self, wanted: Collection[str] | None = None) -> bool:
         """Return whether the model's outputs `wanted` can be computed after a prefix."""
-        ...
 
     def read_prefix(self, ids: NDArray[np.int32]) -> Any:
         """Return the keys and values of token ids `(tokens,)` that several texts begin with."""
-        ...
 
     def run_after(
         self, prefix: Any, inputs: Mapping[str, NDArray[Any]], wanted: Collection[str] | None = None
@@ -33,7 +31,6 @@ class SharesPrefixes(Protocol):
 
         `prefix` is what `read_prefix` returned.
         """
-        ...
 
 
 class Runner(Protocol):
@@ -70,4 +67,3 @@ class Runner(Protocol):
             wanted: Names of the outputs that are needed; all of them if `None`. The others may be
                 left out.
         """
-        ...

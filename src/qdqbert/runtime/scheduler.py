@@ -59,15 +59,12 @@ class Job(Protocol[Item, Answer]):
         What is wrong with an item is returned as its `EncodedItem.error`, or raised as
         `UserInputError`. The items are then encoded by halves.
         """
-        ...
 
     def split(self, results: Results) -> Sequence[Any]:
         """Return the part of a batch's outputs that is kept, one value for each feature."""
-        ...
 
     def answer(self, item: Item, encoded: EncodedItem, values: Sequence[Any], /) -> Answer:
         """Return the answer to an item, from the values of its features."""
-        ...
 
 
 @runtime_checkable
@@ -77,7 +74,6 @@ class ReadsSome(Protocol):
     @property
     def reads(self) -> Collection[str] | None:
         """Names of the outputs that `Job.split` reads; `None` for all of them."""
-        ...
 
 
 def outputs_read(job: Job[Any, Any]) -> Collection[str] | None:
@@ -92,7 +88,6 @@ class Adapted(Protocol):
     @property
     def adapter(self) -> str | None:
         """Name of the adapter; `None` for the model without one."""
-        ...
 
 
 def adapter_of(job: Job[Any, Any]) -> str | None:

@@ -101,15 +101,12 @@ class ReadsLabels(Protocol):
 
     def encode(self, items: Sequence[Any]) -> list[EncodedItem]:
         """Return the model inputs of each text with the labels."""
-        ...
 
     def split(self, results: Results) -> Sequence[Any]:
         """Return the part of a batch's outputs that is kept of each feature."""
-        ...
 
     def logits(self, encoded: EncodedItem, values: Sequence[Any]) -> LabelLogits:
         """Return what the model says about the labels, from the values of a text's features."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -215,7 +215,6 @@ class Reader(Protocol):
         self, data: str | objects.Rows, *, columns: Columns, max_examples: int | None
     ) -> Dataset:
         """Return the examples; raise `DataFileError` if the task cannot read them."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

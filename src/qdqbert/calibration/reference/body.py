@@ -39,11 +39,9 @@ class Body(Protocol):
 
     def __call__(self, *args: Tensor, **kwargs: Tensor) -> tuple[Tensor, ...]:
         """Run the model on inputs by name."""
-        ...
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return its parameters."""
-        ...
 
 
 def pool(states: Tensor, mask: Tensor, poolings: Sequence[Pooling]) -> Tensor:

@@ -28,7 +28,6 @@ class Encode(Protocol):
 
     def __call__(self, texts: Any, *, special: bool) -> list[tokenizers.Encoding]:
         """Return the tokens of each item, with special ones if requested."""
-        ...
 
 
 # Characters for each token of the limit: of the first part, and of the longest one. English has

@@ -53,7 +53,6 @@ class Tiles(Protocol):
     @property
     def is_signed(self) -> bool:
         """See above."""
-        ...
 
     def signed(self) -> Tiles:
         """Return tiles that multiply signed codes, if there are any."""
@@ -64,7 +63,6 @@ class Tiles(Protocol):
 
         The activations of a row have `row` bytes.
         """
-        ...
 
     def float_rows(self, weights: int, row: int) -> int:
         """Return how many rows of results in float32 wait at most until they become codes.
@@ -75,7 +73,6 @@ class Tiles(Protocol):
 
     def emit(self, module: Module, isa: InstructionSet) -> None:
         """Write the function of each tile."""
-        ...
 
     def emit_finish(self, module: Module, finish: str, rows_of: FinishRows) -> None:
         """Write what `loop` calls besides the function `finish`, which `rows_of` can write, too."""
@@ -93,7 +90,6 @@ class Tiles(Protocol):
             element: Bytes of a result.
             reads_out: Whether it reads what is at the place of the result.
         """
-        ...
 
     def begin(self, f: Function) -> None:
         """Write what a thread does before it uses tiles."""
@@ -150,11 +146,9 @@ class Products(Protocol):
 
     def bytes_of_key(self, size: Value) -> Value:
         """Return the bytes of a packed key of some channels: a sixteenth of a panel."""
-        ...
 
     def bytes_of_values(self, tokens: Value) -> Value:
         """Return the bytes of some tokens in a panel of values."""
-        ...
 
     def panel_of_values(self, tokens: Value) -> Value:
         """Return the bytes of a panel of values."""
@@ -177,7 +171,6 @@ class Products(Protocol):
         If it is `bounded`, scales of values are those of their bounds, where values are rounded. If
         it is not `shared`, there is no prefix.
         """
-        ...
 
     def prepared(
         self, f: Function, queries: Value, stride: Value, rows: Value, size: Value, out: Value
@@ -191,7 +184,6 @@ class Products(Protocol):
 
     def multiply(self, f: Function, operands: Operands) -> None:
         """Write `out = x @ weights`."""
-        ...
 
     def end_weights(
         self,

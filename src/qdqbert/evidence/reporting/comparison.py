@@ -73,22 +73,18 @@ class Compared(Protocol):
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """Its metrics, if the texts have labels."""
-        ...
 
     @property
     def differences(self) -> tuple[MetricDifference, ...]:
         """Its metrics minus the reference's."""
-        ...
 
     @property
     def fidelity(self) -> Fidelity | None:
         """How close it is to the reference."""
-        ...
 
     @property
     def limits(self) -> tuple[LimitCheck, ...]:
         """Check of each limit of the call."""
-        ...
 
 
 def quality(

@@ -128,7 +128,6 @@ class HasDocument(Protocol):
 
     def document(self) -> Document:
         """Return the report as text and tables."""
-        ...
 
 
 def bar(value: float, form: str) -> Cell:

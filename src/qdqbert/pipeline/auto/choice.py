@@ -111,7 +111,6 @@ class Time(Protocol):
 
     def __call__(self, candidates: Sequence[Candidate], *, again: bool) -> list[Timed]:
         """Return candidates with their times, the fastest one first."""
-        ...
 
 
 def write_fastest(evidence: Evidence, output: Output, progress: Progress) -> QuantizeReport:

@@ -54,7 +54,6 @@ class Timer(Protocol):
 
         `single` texts run one at a time, and then `bulk` texts at once.
         """
-        ...
 
 
 def turns(count: int) -> int:
