@@ -48,7 +48,6 @@ class Rows:
     def __init__(
         self, values: Any, kind: Literal["pandas", "polars", "dataset", "sequence"]
     ) -> None:
-        """Keep the object."""
         self.values = values
         self.kind = kind
 

@@ -19,7 +19,6 @@ class WorkerProcess:
     """A process that answers requests. Made by `open_worker`."""
 
     def __init__(self, process: subprocess.Popen[str], what: str) -> None:
-        """Keep the process and the name of its measurement."""
         self._process = process
         self._what = what
 

@@ -148,7 +148,6 @@ class _Gateway:
     """
 
     def __init__(self, replicas: Any, limits: Limits) -> None:
-        """Keep a handle of the replicas, and the limits of requests."""
         self._replicas = replicas
         self._limits = limits
 

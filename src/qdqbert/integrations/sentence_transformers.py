@@ -48,7 +48,6 @@ class _EngineModule(InputModule):
     """
 
     def __init__(self, model: Any) -> None:
-        """Keep a model of `qdqbert.load`."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.engine_model = model
 

@@ -129,7 +129,6 @@ class TorchRunner:
     precision = "float32"
 
     def __init__(self, body: Body, input_names: Sequence[str]) -> None:
-        """Keep the model and the names of its inputs and outputs."""
         self._body = body
         self.input_names = tuple(input_names)
         self.output_names = body.output_names

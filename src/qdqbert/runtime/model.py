@@ -103,7 +103,6 @@ class Model:
     rows: ClassVar[RowFormat]
 
     def __init__(self, loaded: Loaded) -> None:
-        """Keep what `load` opened."""
         self._loaded = loaded
         self._changed = threading.Condition()
         self._users: list[int] = []

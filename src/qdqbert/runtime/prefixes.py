@@ -63,7 +63,6 @@ class Prefixes:
     """What the texts of one call begin with. Its parts may run in several threads."""
 
     def __init__(self) -> None:
-        """Know nothing yet."""
         self._lock = threading.Lock()
         self._known: list[SharedPrefix] = []
 

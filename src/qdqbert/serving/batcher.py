@@ -34,7 +34,6 @@ class OverloadedError(Exception):
     """
 
     def __init__(self, retry_after: int) -> None:
-        """Keep the number of seconds."""
         super().__init__("The server has too many requests.")
         self.retry_after = retry_after
 

@@ -67,7 +67,6 @@ class BadRequestError(Exception):
         kind: str = "Validation",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Keep the parts of the response."""
         super().__init__(message)
         self.status = status
         self.kind = kind

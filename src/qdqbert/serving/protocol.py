@@ -35,7 +35,6 @@ class PlainProtocol(HttpToolsProtocol):
     """A connection of uvicorn that ignores offers of other protocols, and sends responses whole."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        """Replace uvicorn's parser."""
         super().__init__(*arguments, **options)
         self._waits_until = self.loop.time() + _FIRST_REQUEST_SECONDS
         self._is_ending = False

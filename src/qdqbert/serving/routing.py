@@ -104,7 +104,6 @@ class Router:
     """Finds the route of a request."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
-        """Keep the routes."""
         # A path can have a route for GET and one for POST.
         self._routes = {(route.path, route.body is None): route for route in routes}
         self._prefixes = {

@@ -262,7 +262,6 @@ class Models:
     """The models of a server by name."""
 
     def __init__(self, served: Sequence[Served]) -> None:
-        """Keep the models."""
         self.by_name = {each.name: each for each in served}
 
     def named(self, name: str) -> Served:

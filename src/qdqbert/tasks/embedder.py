@@ -119,7 +119,6 @@ class Embedder(PromptedModel[SmallEmbedding]):
     )
 
     def __init__(self, loaded: Loaded) -> None:
-        """Read the settings of the folder."""
         super().__init__(loaded)
         self._truncate_dim = self._settings.truncate_dim
         stored = loaded.artifact.embedding_ranges

@@ -135,7 +135,6 @@ class MultiVectorEmbedder(PromptedModel[Any]):
     )
 
     def __init__(self, loaded: Loaded) -> None:
-        """Read the settings of the folder."""
         super().__init__(loaded)
         self._rules = read_token_rules(loaded.artifact.directory)
         self._skipped = _skipped_ids(self._rules, loaded.tokenizer)

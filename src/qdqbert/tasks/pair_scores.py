@@ -96,7 +96,6 @@ class PairScorer(HasPrompts):
     """Scores pairs of texts, as `CrossEncoder` of sentence-transformers does."""
 
     def __init__(self, loaded: Loaded) -> None:
-        """Read the settings of the folder."""
         super().__init__(loaded)
         self._activation = activation_of(loaded.config, self._settings, self.num_labels)
 

@@ -170,7 +170,6 @@ class HasPrompts(Model):
     _empty_prompts: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, loaded: Loaded) -> None:
-        """Read the prompts of the folder."""
         super().__init__(loaded)
         self._settings = ModelSettings.of_folder(loaded.artifact.directory)
         self.prompts: dict[str, str] = dict(self._settings.prompts)
@@ -221,7 +220,6 @@ class PromptedModel(HasPrompts, Generic[_Vectors]):
     model_card_data: ClassVar[NoCard] = NoCard()
 
     def __init__(self, loaded: Loaded) -> None:
-        """Read the settings of the folder."""
         super().__init__(loaded)
         self._adapted: dict[str, Model] = {}
         self._unlock()

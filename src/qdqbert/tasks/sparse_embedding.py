@@ -112,7 +112,6 @@ class SparseEmbedder(PromptedModel[SparseEmbeddings]):
     )
 
     def __init__(self, loaded: Loaded) -> None:
-        """Read the settings of the folder."""
         super().__init__(loaded)
         folder = loaded.artifact.directory
         config = Fields(loaded.config, lambda reason: damaged(folder / CONFIG, reason))

@@ -21,7 +21,6 @@ class Convolution:
     """
 
     def __init__(self, program: Program) -> None:
-        """Bind the arrays of the convolution."""
         settings = program.settings["convolution"]
         count = len(program.settings["layers"])
         self.parts = (

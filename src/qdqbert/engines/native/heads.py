@@ -32,7 +32,6 @@ class Heads:
     """
 
     def __init__(self, program: Program) -> None:
-        """Bind the arrays of the heads."""
         self._program = program
         self._heads = program.settings["heads_of_model"]
         self.output_names: tuple[str, ...] = tuple(

@@ -156,7 +156,6 @@ class CompiledTokenizer:
     """The tokenizer in a folder, as OpenVINO runs it."""
 
     def __init__(self, folder: Path) -> None:
-        """Compile it."""
         core = openvino.Core()
         model = core.read_model(folder / TOKENIZER)
         self._by_texts = {len(model.inputs): core.compile_model(model, "CPU")}

@@ -19,7 +19,6 @@ class FolderTimer:
     """
 
     def __init__(self, worker: WorkerProcess, precision: str) -> None:
-        """Keep the process."""
         self._worker, self.precision = worker, precision
 
     def __call__(self, *, single: int, bulk: int) -> Sample:

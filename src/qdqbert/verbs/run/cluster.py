@@ -131,7 +131,6 @@ class WindowWorker:
     """The actor: answers windows of rows. Several threads can call it at once."""
 
     def __init__(self, options: RunOptions, columns: Columns, writer: Writer) -> None:
-        """Keep the options."""
         self._options = options
         self._columns = columns
         self._writer = writer

@@ -45,7 +45,6 @@ class FeedForward:
     """
 
     def __init__(self, f: Function, features: Features, *, by_columns: bool = False) -> None:
-        """Read what all steps need."""
         self.f, self.features, self.by_columns = f, features, by_columns
         self.hidden, self.width, self.inner = MODEL.each(f.model, "hidden", "width", "inner")
         self.record = {name: LAYER.read(f.layer, name) for name in LAYER.fields}
