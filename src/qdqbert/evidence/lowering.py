@@ -318,7 +318,6 @@ def _layer_sqnr(runner: Runner, references: Sequence[Reference]) -> dict[str, fl
 
 
 def _run_whole(runner: Runner, references: Sequence[Reference], output: str) -> list[Values]:
-    """Return an output for each batch."""
     return [
         {output: runner.run({name: each.inputs[name] for name in runner.input_names})[output]}
         for each in references

@@ -171,7 +171,6 @@ def _check_rest(layer: Layer) -> None:
 
 
 def _refuse(layer: Layer, reason: str) -> NoReturn:
-    """Refuse a layer for a reason."""
     raise UserInputError(f"Layer `{_name_of(layer)}` {reason}.")
 
 

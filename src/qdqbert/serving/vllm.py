@@ -115,7 +115,6 @@ async def _cosines(
 
 
 def _pairs(body: ScoreBody) -> list[tuple[str, str]]:
-    """Return the pairs of a request."""
     first, second = (
         [each] if isinstance(each, str) else each for each in (body.text_1, body.text_2)
     )

@@ -38,7 +38,6 @@ Place = tuple[NDArray[np.int32], NDArray[np.int32]]
 
 
 def _mask_id(tokenizer: Tokenizer) -> int:
-    """Return the id of the mask token."""
     found = tokenizer.special_id("mask_token")
     if found is None:
         raise CheckpointError(
@@ -282,7 +281,6 @@ class MaskFiller(Model):
         )
 
     def _ids(self, targets: str | Sequence[str]) -> NDArray[np.int64]:
-        """Return the ids of the targets."""
         backend = self._loaded.tokenizer.backend
         ids: set[int] = set()
         for target in listed_texts(targets, "targets"):

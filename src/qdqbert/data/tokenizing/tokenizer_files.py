@@ -358,7 +358,6 @@ def _check_merges(model: Any, path: Path) -> None:
 
 
 def _largest_id(content: dict[str, Any], path: Path) -> int:
-    """Return the largest id of a tokenizer."""
     largest = -1
     for token, value in _ids(content):
         # The library refuses other values than integers.

@@ -62,7 +62,6 @@ def _kinds_of_layers(config: Config) -> list[str]:
 
 
 def _window(config: Config) -> int:
-    """Return `Attention.window`."""
     # transformers counts the token itself, unless `is_causal` is false.
     own = int(config.flag("is_causal", null=False))
     if config.flag("use_bidirectional_attention", null=False):

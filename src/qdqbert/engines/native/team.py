@@ -57,7 +57,6 @@ class Team:
         self._start()
 
     def _start(self) -> None:
-        """Start the workers."""
         self._process = os.getpid()
         self._mailboxes: list[NDArray[np.int64]] = []
         self._awake: list[Wake] = []

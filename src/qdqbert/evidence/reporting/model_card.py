@@ -80,7 +80,6 @@ def model_card(report: QuantizeReport, origin: Origin) -> str:
 
 
 def _section(section: Section) -> str:
-    """Return a section as Markdown."""
     parts = [f"## {section.title}", section.text]
     if section.table is not None:
         names = [markdown_code(each) if each else "" for each, _ in section.table.formats]

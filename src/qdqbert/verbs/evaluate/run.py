@@ -220,7 +220,6 @@ def read_examples(subject: Subject, options: EvaluateOptions) -> tuple[Dataset, 
 
 
 def _built_in(subject: Subject, max_examples: int | None) -> Dataset:
-    """Return the built-in sentences."""
     if not subject.task.reads_texts:
         raise UserInputError(
             f"`data` is missing. Task {subject.task.name!r} cannot be compared on the built-in "

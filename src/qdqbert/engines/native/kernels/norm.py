@@ -206,7 +206,6 @@ def _quantize_normed(f: Function, isa: InstructionSet, features: Features) -> No
 def _quantize_rows(
     f: Function, isa: InstructionSet, features: Features, matrix: Hadamard | None = None
 ) -> None:
-    """Write `quantize_rows`."""
     floats = vector(F32, LANES)
 
     def block(row: Value, height: int) -> None:
