@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from python_process import call_python
+
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "gpu.py"
 
 
 def run(*arguments: str, output: Path) -> tuple[int, list[dict[str, Any]]]:
     """Return the exit status and the sections of the written file."""
-    command = [sys.executable, str(SCRIPT), *arguments, "--small", "--output", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = call_python(SCRIPT, *arguments, "--small", "--output", output)
     assert output.is_file(), done.stderr
     return done.returncode, json.loads(output.read_text())["sections"]
 

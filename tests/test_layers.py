@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import qdqbert
+from python_process import run_python
 
 SOURCE = Path(qdqbert.__file__).parent
 ROOMS = (
@@ -132,12 +131,6 @@ def imports_of(path: Path, *, types: bool = False) -> set[str]:
     return {name for name in names if name.split(".")[0] == "qdqbert"}
 
 
-def run_python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def test_every_file_belongs_to_a_room() -> None:
     tops = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in MODULES}
     assert tops == set(ROOMS)
@@ -177,13 +170,13 @@ def test_imports_make_no_cycle() -> None:
 
 
 def test_light_modules_load_no_heavy_library() -> None:
-    found = run_python(
+    code = (
         "import importlib, sys\n"
         f"for module in {LIGHT}:\n"
         "    importlib.import_module(module)\n"
         f"    print(*sorted(module + ' loads ' + each for each in {HEAVY} & set(sys.modules)))"
     )
-    assert not found.split()
+    assert not run_python("-c", code).split()
 
 
 def test_public_names_are_sorted_and_exist() -> None:

@@ -7,36 +7,16 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModel, BertConfig, BertModel
+from transformers import AutoConfig, AutoModel
 
 import qdqbert
+from bert_sites import LINEARS, sites_of_bert
 from qdqbert.common.errors import QdqBertError, SpecError, UnmatchedRuleError
 from qdqbert.encoders.checkpoint.configuration import quantizer_options_of
 from qdqbert.encoders.families import FAMILIES, quantized_family
 from qdqbert.quantization.recipes import QKV_WEIGHTS, QuantizerOptions, build_recipe, fused_groups
 from qdqbert.quantization.spec import Range, Site, TensorSpec, resolve
 from qdqbert.training.insert.sited import insert_quantizers_
-
-LINEARS = (
-    "attention.self.query",
-    "attention.self.key",
-    "attention.self.value",
-    "attention.output.dense",
-    "intermediate.dense",
-    "output.dense",
-)
-
-
-def sites_of_bert(layers: int) -> tuple[Site, ...]:
-    config = BertConfig(
-        vocab_size=11,
-        hidden_size=4,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        intermediate_size=6,
-        max_position_embeddings=8,
-    )
-    return insert_quantizers_(BertModel(config), quantized_family("bert")).sites
 
 
 @pytest.fixture(scope="module")

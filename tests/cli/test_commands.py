@@ -7,8 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +18,7 @@ import pydantic  # noqa: F401
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from python_process import run_python
 from qdqbert.cli import main
 from qdqbert.cli._commands import COMMANDS
 from training_files import before_batch
@@ -112,10 +111,7 @@ def quantize(checkpoints, out) -> list[str | Path]:
 @pytest.mark.slow
 def test_help_is_the_same_where_python_removes_docstrings() -> None:
     command = ["-m", "qdqbert", "quantize", "--help"]
-    whole, without = (
-        subprocess.check_output([sys.executable, *flags, *command], text=True)
-        for flags in ([], ["-OO"])
-    )
+    whole, without = (run_python(*flags, *command) for flags in ([], ["-OO"]))
     assert whole == without
 
 
@@ -124,10 +120,7 @@ def test_models_of_transformers_run_where_python_removes_docstrings(checkpoints,
     data = tmp_path / "data.csv"
     data.write_text("text,label\nthe cat sat,0\nrain,1\n", encoding="utf-8")
     command = ["-m", "qdqbert", "evaluate", checkpoints("classifier"), "--data", data]
-    whole, without = (
-        subprocess.check_output([sys.executable, *flags, *command], text=True)
-        for flags in ([], ["-OO"])
-    )
+    whole, without = (run_python(*flags, *command) for flags in ([], ["-OO"]))
     (line,) = [each for each in whole.splitlines() if "accuracy" in each][:1]
     assert line in without
 

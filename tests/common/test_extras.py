@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import qdqbert.compat
+from python_process import call_python
 from qdqbert.common.errors import MissingExtraError
 from qdqbert.common.extras import EXTRAS
 
@@ -22,9 +23,7 @@ INSTALL = "Install them with: pip install 'qdqbert[quantize]'"
 
 
 def run_without(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT + code], capture_output=True, text=True, check=False
-    )
+    return call_python("-c", WITHOUT + code)
 
 
 @pytest.fixture(scope="module")

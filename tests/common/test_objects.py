@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from python_process import run_python
 from qdqbert.common.errors import UserInputError
 from qdqbert.common.objects import Rows, SavedModel, as_rows, saved
 
@@ -65,8 +64,7 @@ def test_looking_at_an_object_imports_neither_pandas_nor_datasets() -> None:
         "import sys, qdqbert.common.objects; qdqbert.common.objects.as_rows([{}]);"
         "print({'pandas', 'datasets', 'numpy'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    assert run_python("-c", code) == "set()"
 
 
 # Models.

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from compat_tensors import wide
 from qdqbert.compat.calibrators import (
     METHODS,
     Calibrator,
@@ -32,10 +33,6 @@ EACH_METHOD = pytest.mark.parametrize("method", METHODS)
 def draw(*shape: int, seed: int = 0) -> Tensor:
     rng = np.random.default_rng(seed)
     return torch.from_numpy(rng.standard_t(4, shape)).float()
-
-
-def wide(x: Tensor) -> np.ndarray:
-    return x.detach().cpu().double().numpy()
 
 
 def histogram_of(*batches: Tensor, **arguments: Any) -> HistogramCalibrator:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
+from compat_tensors import wide
 from qdqbert.compat import tensor_quant as toolkit
 from qdqbert.compat.tensor_quant import (
     QuantDescriptor,
@@ -36,10 +37,6 @@ BITS = range(2, 9)
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     rng = np.random.default_rng(seed)
     return torch.from_numpy(rng.standard_normal(shape) * 3).to(dtype)
-
-
-def wide(x: Tensor) -> np.ndarray:
-    return x.detach().cpu().double().numpy()
 
 
 def largest(x: Tensor, axes: tuple[int, ...] | None) -> Tensor:

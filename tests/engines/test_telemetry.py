@@ -6,13 +6,12 @@ import ast
 import importlib.metadata
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import onnx_ir as ir
 import pytest
 
+from python_process import run_python
 from qdqbert.graphs.check import save_graph
 
 ROOT = Path(__file__).parents[2]
@@ -44,15 +43,9 @@ def test_an_engine_leaves_no_files_of_telemetry(tmp_path, environment, engine) -
         {**load, "vocab_size": 9, "choices": None, "provider": None, "device": None},
         {"batch": 1, "sequence": 2, "seconds": 0.0},
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "qdqbert.evidence.worker"],
-        input="".join(f"{json.dumps(request)}\n" for request in requests),
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "times_ms" in done.stdout
+    written = "".join(f"{json.dumps(request)}\n" for request in requests)
+    words = ["-m", "qdqbert.evidence.worker"]
+    assert "times_ms" in run_python(*words, input=written, env=environment)
     # onnxruntime writes `.ses` into the temporary folder, OpenVINO `intel` into the home folder.
     made = [*(tmp_path / "home").rglob("*"), *(tmp_path / "temporary").rglob("*")]
     assert made == []
@@ -62,19 +55,12 @@ def test_an_engine_leaves_no_files_of_telemetry(tmp_path, environment, engine) -
 def test_openvinos_telemetry_can_still_be_imported_by_others() -> None:
     pytest.importorskip("openvino_telemetry")
     code = "import qdqbert.engines.openvino, openvino_telemetry; print(openvino_telemetry.__name__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "openvino_telemetry"
+    assert run_python("-c", code) == "openvino_telemetry"
 
 
 def test_a_users_own_setting_is_kept(environment) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import os, qdqbert; print(os.environ['ORT_DISABLE_TELEMETRY'])"],
-        env=environment | {"ORT_DISABLE_TELEMETRY": "0"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == "0"
+    code = "import os, qdqbert; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    assert run_python("-c", code, env=environment | {"ORT_DISABLE_TELEMETRY": "0"}) == "0"
 
 
 def test_scripts_import_this_package_before_an_engine() -> None:

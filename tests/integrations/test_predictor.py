@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import qdqbert
+from python_process import run_python
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.data.tables.rows import Column
 from qdqbert.integrations.batches import kind_of, rounded_columns
@@ -338,8 +337,7 @@ def test_other_columns_of_a_table_are_not_copied(predict) -> None:
 
 def test_ray_is_not_imported() -> None:
     code = "import sys, qdqbert.integrations.ray; print('ray' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert run_python("-c", code) == "False"
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import subprocess
 import sys
 import threading
 import types
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from ports import silent_port
+from python_process import run_python
 from qdqbert.common.errors import UserInputError
 from qdqbert.integrations import ray_address
 from qdqbert.integrations.ray_address import find_cluster
@@ -245,11 +245,7 @@ def test_a_real_cluster_is_asked(tmp_path) -> None:
     distribution = tmp_path / "qdqbert-0.0.2.dist-info"
     distribution.mkdir()
     (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: qdqbert\nVersion: 0.0.2\n")
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, tmp_path], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    own, other, version, nodes = json.loads(done.stdout.splitlines()[-1])
+    own, other, version, nodes = json.loads(run_python("-c", ASK, tmp_path).splitlines()[-1])
     assert own is True
     assert "another server than a cluster's answers" in other
     assert f"the cluster has Ray {ray.__version__} and Python" in version

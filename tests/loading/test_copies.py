@@ -8,11 +8,8 @@ import functools
 import io
 import json
 import multiprocessing
-import os
 import pickle
 import shutil
-import subprocess
-import sys
 
 import joblib
 import numpy as np
@@ -20,6 +17,7 @@ import pytest
 import transformers
 
 import qdqbert
+from python_process import run_python
 from qdqbert.common.errors import CheckpointError
 from task_files import HEADS
 
@@ -237,11 +235,8 @@ print(datasets.fingerprint.Hasher.hash(model.encode))
 @pytest.mark.slow
 def test_the_cache_of_datasets_is_hit_by_another_process(checkpoints, tmp_path) -> None:
     def run():
-        command = [sys.executable, "-c", MAP, str(checkpoints("sentence"))]
-        done = subprocess.run(
-            command, cwd=tmp_path, check=True, capture_output=True, text=True, env=os.environ
-        )
-        return done.stdout, len(list(tmp_path.glob("rows/cache-*.arrow")))
+        printed = run_python("-c", MAP, checkpoints("sentence"), cwd=tmp_path)
+        return printed, len(list(tmp_path.glob("rows/cache-*.arrow")))
 
     first = run()
     assert first[1] == 1

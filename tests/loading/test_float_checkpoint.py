@@ -8,8 +8,6 @@ import multiprocessing
 import os
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -19,6 +17,7 @@ import torch
 import transformers
 
 import qdqbert
+from python_process import run_python
 from qdqbert.common import cache
 from qdqbert.common.errors import CheckpointError, MissingExtraError, UserInputError
 from qdqbert.loading.float_checkpoint.source import read_checkpoint
@@ -176,10 +175,11 @@ def test_files_of_torch_are_read_without_torch(checkpoints, checkpoint_copy) -> 
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
         f"import qdqbert; print(qdqbert.load({str(folder)!r}).encode({TEXTS}).tolist())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     with qdqbert.load(checkpoints("sentence")) as model:
         expected = model.encode(TEXTS)
-    np.testing.assert_array_equal(np.array(json.loads(done.stdout), np.float32), expected)
+    np.testing.assert_array_equal(
+        np.array(json.loads(run_python("-c", code)), np.float32), expected
+    )
 
 
 def test_the_second_load_uses_the_cache(checkpoints, monkeypatch) -> None:
@@ -333,8 +333,7 @@ def test_int8_its_comparison_with_float_and_float_import_what_they_need(checkpoi
         "others = {'torch', 'transformers', 'onnx', 'onnx_ir', 'onnxruntime', 'huggingface_hub'}\n"
         "print(sorted(others & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python("-c", code) == "[]"
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
+
+from python_process import run_python
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
 
@@ -73,16 +73,8 @@ print(fork(read), len(list(stream)))
 
 
 def run(folder, engine, code, **variables) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", START + code, str(folder), engine],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, **variables},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    environment = {**os.environ, **variables}
+    return run_python("-c", START + code, folder, engine, timeout=240, env=environment)
 
 
 @pytest.mark.parametrize("engine", ["native", "onnxruntime", "openvino"])

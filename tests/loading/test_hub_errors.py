@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 from safetensors.numpy import load, save
 
 from hub_server import Repository, running_hub
+from python_process import run_python
 
 Arrays = dict[str, np.ndarray]
 WEIGHTS = "model.safetensors"
@@ -81,14 +80,9 @@ def test_errors_name_the_model_of_the_hub_and_its_file(checkpoints, quantized, t
         for kind, damage in KINDS.items():
             stored = {**files, **damage(content)}
             hub.repositories[f"someone/{kind}"] = Repository(private=False, files=stored)
-        done = subprocess.run(
-            [sys.executable, "-c", CALLS, str(tmp_path / "int8"), *hub.repositories],
-            env=hub.environment(tmp_path / "home"),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
+        words = ["-c", CALLS, tmp_path / "int8", *hub.repositories]
+        printed = run_python(*words, env=hub.environment(tmp_path / "home"))
+    answers = [json.loads(line) for line in printed.splitlines()]
     assert len(answers) == 2 * (len(KINDS) + len(damaged)) >= 2 * len(KINDS) + 4
     for name, verb, message in answers:
         assert name in message, (verb, message)

@@ -7,8 +7,6 @@ import dataclasses
 import json
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import onnxruntime
@@ -16,6 +14,7 @@ import pytest
 
 import qdqbert
 from load_stub import STUB, stub
+from python_process import run_python
 from qdqbert.common.errors import CheckpointError, MissingExtraError, UserInputError
 from qdqbert.encoders.checkpoint.load import load_checkpoint
 from qdqbert.engines.native import instruction_sets
@@ -397,5 +396,4 @@ with qdqbert.load({str(quantized("sentence").directory)!r}) as model:
     assert model.encode(["the cat", "a dog"]).shape == (2, 32)
 print(sorted({{"torch", "transformers", "onnx", "onnx_ir", "onnxscript"}} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python("-c", code) == "[]"

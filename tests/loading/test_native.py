@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 import transformers
 
 import qdqbert
+from python_process import run_python
 from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.engines.native.instruction_sets import usable_sets
 from task_files import HEADS
@@ -214,5 +213,4 @@ with qdqbert.load({str(quantized("sentence").directory)!r}, engine="native") as 
 heavy = {{"torch", "transformers", "onnx", "onnx_ir", "onnxruntime", "openvino", "safetensors"}}
 print(sorted(heavy & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python("-c", code) == "[]"

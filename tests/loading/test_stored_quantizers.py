@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import torch
 import transformers
 
 import qdqbert
+from python_process import run_python
 from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import CheckpointError
 from qdqbert.encoders.affine import quantize_weight
@@ -175,8 +174,7 @@ def test_only_numpy_reads_a_checkpoint(qdqbert_folder) -> None:
         f"qdqbert.load({str(qdqbert_folder())!r}, check=False)(['a dog'])\n"
         "print(sorted({'torch', 'transformers', 'onnx', 'onnx_ir'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python("-c", code) == "[]"
 
 
 def test_float_runs_the_weights_without_quantizers(qdqbert_folder, checkpoints) -> None:

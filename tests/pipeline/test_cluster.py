@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 
 import flat
+from python_process import run_python
 from qdqbert.common.errors import CalibrationError, UserInputError
 from qdqbert.integrations import ray_cluster
 from qdqbert.pipeline import cluster
@@ -135,12 +134,8 @@ flat.quantize(
 def test_ranges_of_a_real_cluster(checkpoints, quantized, tmp_path) -> None:
     pytest.importorskip("ray")
     model, data = checkpoints("classifier"), quantized("classifier").data
-    words = [sys.executable, "-c", ON_RAY, model, data, tmp_path / "many"]
     tests = Path(flat.__file__).parent
-    done = subprocess.run(
-        list(map(str, words)), capture_output=True, text=True, check=False, timeout=300, cwd=tests
-    )
-    assert done.returncode == 0, done.stderr
+    run_python("-c", ON_RAY, model, data, tmp_path / "many", timeout=300, cwd=tests)
     flat.quantize(
         model, tmp_path / "one", calibration_data=data, recipe="full-smoothed", **SETTINGS
     )

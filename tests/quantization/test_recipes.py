@@ -3,8 +3,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from transformers import AutoConfig, AutoModel, BertConfig, BertModel
+from transformers import AutoConfig, AutoModel
 
+from bert_sites import LINEARS, sites_of_bert
 from qdqbert.common.errors import UserInputError
 from qdqbert.encoders.families import quantized_family
 from qdqbert.quantization.recipes import (
@@ -18,15 +19,6 @@ from qdqbert.quantization.recipes import (
 from qdqbert.quantization.spec import Site, resolve
 from qdqbert.training.insert.sited import insert_quantizers_
 
-# QDQBERT's names, as transformers 4.40's modeling_qdqbert.py has them.
-LINEARS = (
-    "attention.self.query",
-    "attention.self.key",
-    "attention.self.value",
-    "attention.output.dense",
-    "intermediate.dense",
-    "output.dense",
-)
 AFTER_NORM = (
     "attention.self.query",
     "attention.self.key",
@@ -52,18 +44,6 @@ TABLE_SITES = {
     f"embeddings.{table}._weight_quantizer"
     for table in ("word_embeddings", "position_embeddings", "token_type_embeddings")
 }
-
-
-def sites_of_bert(layers: int) -> tuple[Site, ...]:
-    config = BertConfig(
-        vocab_size=11,
-        hidden_size=4,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        intermediate_size=6,
-        max_position_embeddings=8,
-    )
-    return insert_quantizers_(BertModel(config), quantized_family("bert")).sites
 
 
 # Linears by what they read: a LayerNorm, GELU, anything else.

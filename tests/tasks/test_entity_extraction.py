@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from conftest import ROBERTA_SPECIAL, WORDS, make_config, make_tokenizer
 from gliner_models import MAX_WIDTH, as_older_versions, save_gliner
 from gliner_reference import Reference, same
 from hub_server import Repository, running_hub
+from python_process import run_python
 from qdqbert.data.tokenizing.sentencepiece_model import read_sentencepiece
 from qdqbert.encoders.checkpoint.description import describe_checkpoint
 from qdqbert.encoders.checkpoint.gliner import GlinerHead
@@ -227,16 +226,9 @@ def test_folders_of_the_hub_have_the_layers_after_the_encoder_and_the_second_one
     )
     with running_hub() as hub:
         hub.repositories["someone/gliner"] = Repository.of_folder(two_int8_encoders)
-        found = subprocess.run(
-            [sys.executable, "-c", code],
-            env=hub.environment(tmp_path / "home"),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        found = run_python("-c", code, env=hub.environment(tmp_path / "home"))
     with qdqbert.load(two_int8_encoders) as model:
-        assert found.stdout, found.stderr
-        assert same(json.loads(found.stdout), model(TEXTS[0], LABELS, threshold=0.0))
+        assert same(json.loads(found), model(TEXTS[0], LABELS, threshold=0.0))
 
 
 @pytest.mark.parametrize("multi_label", [False, True])

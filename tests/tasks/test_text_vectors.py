@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ import flat
 import qdqbert
 from conftest import SIZES, add_sentence_files, make_texts, save_checkpoint
 from hub_server import Repository, running_hub
+from python_process import run_python
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.serving.app import build_app
 from qdqbert.tasks.text_vectors import largest_of_words
@@ -253,14 +252,8 @@ def test_layers_are_downloaded_from_the_hub(checkpoint, tmp_path) -> None:
     code = "import qdqbert; print(qdqbert.load('someone/m3', check=False).vector_kinds)"
     with running_hub() as hub:
         hub.repositories["someone/m3"] = Repository.of_folder(checkpoint)
-        found = subprocess.run(
-            [sys.executable, "-c", code],
-            env=hub.environment(tmp_path / "home"),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert found.stdout.strip() == "('dense', 'sparse', 'colbert')", found.stderr
+        found = run_python("-c", code, env=hub.environment(tmp_path / "home"))
+    assert found == "('dense', 'sparse', 'colbert')"
 
 
 def test_classifiers_of_tokens_weigh_words_of_embedders(tmp_path) -> None:

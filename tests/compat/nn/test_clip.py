@@ -8,12 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor, nn
 
+from compat_tensors import draw
 from qdqbert.compat.nn import Clip
 from qdqbert.compat.nn.functional import ClipFunction, clip
-
-
-def draw(*shape: int) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(0).standard_normal(shape) * 2).float()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import logging
 import pickle
 from collections import OrderedDict
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from compat_tensors import draw, saved_and_loaded, wide
 from qdqbert.common.errors import UncalibratedError
 from qdqbert.compat.calibrators import Calibrator, HistogramCalibrator
 from qdqbert.compat.nn import QuantLinear, TensorQuantizer
@@ -26,15 +26,6 @@ SITE = Site(name="encoder.layer.0.x._input_quantizer", kind="activation")
 EACH_DTYPE = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str
 )
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    rng = np.random.default_rng(seed)
-    return torch.from_numpy(rng.standard_normal(shape) * 2).float()
-
-
-def wide(x: Tensor) -> np.ndarray:
-    return x.detach().cpu().double().numpy()
 
 
 def quantizer(*, site: Site | None = None, disabled: bool = False, **desc: Any) -> TensorQuantizer:
@@ -59,13 +50,6 @@ def largest(x: Tensor, kept: tuple[int, ...] | None) -> np.ndarray:
         return np.abs(wide(x)).max()
     rest = tuple(set(range(x.dim())) - {axis % x.dim() for axis in kept})
     return np.abs(wide(x)).max(axis=rest, keepdims=True)
-
-
-def saved_and_loaded(state: Any) -> Any:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)
 
 
 # Rounding

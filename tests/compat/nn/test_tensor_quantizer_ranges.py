@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from compat_tensors import draw, saved_and_loaded, wide
 from qdqbert.common.errors import UncalibratedError
 from qdqbert.compat.nn import QuantLinear, TensorQuantizer
 from qdqbert.compat.tensor_quant import QuantDescriptor
@@ -22,15 +22,6 @@ EACH_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 # Low and high end; the last two are far from a zero point in the middle, and from 1.
 RANGES = [(-1.0, 2.0), (0.0, 1.5), (-3.0, 0.0), (-0.17, 20.0), (-1e-3, 1e-4), (-4e4, 7.0)]
 EACH_RANGE = pytest.mark.parametrize("ends", RANGES, ids=str)
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    rng = np.random.default_rng(seed)
-    return torch.from_numpy(rng.standard_normal(shape) * 2).float()
-
-
-def wide(x: Tensor) -> np.ndarray:
-    return x.detach().cpu().double().numpy()
 
 
 def affine(
@@ -69,13 +60,6 @@ def assert_affine(result: Tensor, x: Tensor, ends: tuple[float, float], bits: in
     info = torch.finfo(result.dtype)
     rtol, atol = max(2.0**-21, info.eps), info.smallest_normal * info.eps
     np.testing.assert_allclose(wide(result)[is_clear], expected[is_clear], rtol=rtol, atol=atol)
-
-
-def saved_and_loaded(state: Any) -> Any:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)
 
 
 # Affine codes

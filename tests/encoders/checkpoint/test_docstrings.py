@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import transformers
 from transformers import utils
 
+from python_process import run_python
 from qdqbert.encoders.checkpoint.docstrings import importing_models
 
 
@@ -27,4 +25,4 @@ def test_models_are_imported_without_docstrings() -> None:
         "from qdqbert.training.models import QDQBertForSequenceClassification\n"
         "assert utils.auto_docstring is complete"
     )
-    subprocess.run([sys.executable, "-OO", "-c", code], check=True)
+    run_python("-OO", "-c", code)

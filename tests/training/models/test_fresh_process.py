@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import qdqbert
 from conftest import ID2LABEL, TEXTS
+from python_process import run_python
 from qdqbert.encoders.checkpoint.tokenizer import load_tokenizer
 
 TEST = "--calibration-data texts.txt --no-benchmark --target native --output out"
@@ -45,11 +44,4 @@ def user_files(checkpoints, tmp_path_factory) -> Path:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_reads_a_folder_of_the_qdqbert_classes(user_files, tmp_path, command) -> None:
     folder = shutil.copytree(user_files, tmp_path / "user")
-    done = subprocess.run(
-        [sys.executable, "-m", "qdqbert", *COMMANDS[command].split()],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_python("-m", "qdqbert", *COMMANDS[command].split(), cwd=folder)

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import qdqbert
+from python_process import run_python
 from qdqbert.common.machine import _FEATURES, cpu_features, usable_cores
 from qdqbert.engines.native import instruction_sets
 from qdqbert.verbs.doctor import run as module
@@ -107,5 +108,4 @@ def test_a_slow_kernel_of_the_native_engine_is_reported(monkeypatch) -> None:
 
 def test_neither_torch_nor_transformers_is_imported() -> None:
     code = "import sys, qdqbert; qdqbert.doctor(); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert run_python("-c", code) == "False"

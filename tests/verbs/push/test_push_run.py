@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 
 import qdqbert
 from hub_server import Hub, Repository, running_hub
+from python_process import call_python, run_python
 from qdqbert.common.errors import CheckpointError, UserInputError
 from torch_files import to_torch
 
@@ -27,20 +26,13 @@ def hub() -> Iterator[Hub]:
         yield started
 
 
-def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, check=False, **environment
-    )
-
-
 def push(hub: Hub, home: Path, *words: str, token: str | None = "hf_token"):
-    return run("-m", "qdqbert", "push", *words, env=hub.environment(home, token))
+    return call_python("-m", "qdqbert", "push", *words, env=hub.environment(home, token))
 
 
 def load(hub: Hub, home: Path, code: str, **changes: str) -> list[str]:
-    done = run("-c", f"import qdqbert\n{code}", env=hub.environment(home) | changes)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    environment = hub.environment(home) | changes
+    return run_python("-c", f"import qdqbert\n{code}", env=environment).splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +81,7 @@ def test_run_takes_the_name_of_a_model(hub, pushed, quantized, tmp_path) -> None
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     words = ["run", NAME, "--input", str(tmp_path / "texts.txt"), "--engine", "onnxruntime", "-o"]
     output = tmp_path / "answers.npy"
-    done = run("-m", "qdqbert", *words, str(output), env=hub.environment(tmp_path / "home"))
-    assert done.returncode == 0, done.stderr
+    run_python("-m", "qdqbert", *words, output, env=hub.environment(tmp_path / "home"))
     with qdqbert.load(quantized("sentence").directory, engine="onnxruntime") as model:
         np.testing.assert_allclose(np.load(output), model.encode(TEXTS), atol=1e-6)
 
@@ -250,7 +241,7 @@ def test_a_name_that_is_nowhere_is_reported_with_both_places(hub, tmp_path) -> N
         ("1", "HF_HUB_OFFLINE=1 forbids downloads from the hub"),
     ):
         environment = hub.environment(tmp_path / "home") | {"HF_HUB_OFFLINE": offline}
-        done = run(*words, env=environment)
+        done = call_python(*words, env=environment)
         message = " ".join(done.stderr.split())
         assert done.returncode == 2
         assert "Model 'no-such-model' cannot be found: no such folder exists here" in message
@@ -262,10 +253,7 @@ def test_weights_of_another_family_are_not_downloaded(hub, tmp_path) -> None:
     files = {"config.json": config, "model.safetensors": b"much"}
     hub.repositories["old-decoder"] = Repository(private=False, files=files)
     hub.downloads.clear()
-    done = run(
-        "-c",
-        "import qdqbert\nqdqbert.load('old-decoder')",
-        env=hub.environment(tmp_path / "home"),
-    )
+    code = "import qdqbert\nqdqbert.load('old-decoder')"
+    done = call_python("-c", code, env=hub.environment(tmp_path / "home"))
     assert "Checkpoints of type `gpt2` are not supported" in done.stderr
     assert hub.downloads == ["config.json"]

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import qdqbert
+from python_process import call_python, run_python
 from qdqbert.common.errors import DataFileError, UserInputError
 from qdqbert.data.tables.inputs import START, open_source
 from qdqbert.data.tables.parquet import import_pyarrow
@@ -278,12 +279,6 @@ print(json.dumps([report.rows, report.skipped]))
 """
 
 
-def run_python(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *map(str, words)], capture_output=True, text=True, check=False, timeout=300
-    )
-
-
 @pytest.mark.slow
 def test_a_killed_worker_loses_and_repeats_no_row(quantized, tmp_path) -> None:
     pytest.importorskip("ray")
@@ -294,10 +289,9 @@ def test_a_killed_worker_loses_and_repeats_no_row(quantized, tmp_path) -> None:
         rows = [{"id": start + index, "text": f"the cat {index}"} for index in range(3000)]
         rows[7]["text"] = ""
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    done = run_python("-c", KILL_A_WORKER, model, folder, f"{tmp_path}/answers/")
-    assert done.returncode == 0, done.stderr
+    printed = run_python("-c", KILL_A_WORKER, model, folder, f"{tmp_path}/answers/", timeout=300)
     # Ray prints lines about the worker, too.
-    assert "[5998, 2]" in done.stdout.splitlines()
+    assert "[5998, 2]" in printed.splitlines()
     answered = rows_of(tmp_path / "answers")
     assert [row["id"] for row in answered] == [
         each for each in range(6000) if each not in (7, 3007)
@@ -312,9 +306,10 @@ def test_a_killed_worker_loses_and_repeats_no_row(quantized, tmp_path) -> None:
 def test_the_command_starts_ray_and_prints_only_its_report(quantized, reviews, tmp_path) -> None:
     pytest.importorskip("ray")
     output = tmp_path / "a.parquet"
-    done = run_python(
+    done = call_python(
         *("-m", "qdqbert", "run", quantized("classifier").directory),
         *("-i", reviews, "-o", output, "--ray", "local", "--json"),
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"] == 11
@@ -371,7 +366,6 @@ def test_a_stopped_command_keeps_its_parts_and_continues(quantized, tmp_path) ->
     _, printed = process.communicate(timeout=120)
     assert process.returncode == 143, printed
     assert "Stopped by SIGTERM. Finished parts are kept. Continue with `--resume`." in printed
-    done = run_python(*words[1:], "--resume")
-    assert done.returncode == 0, done.stderr
-    assert run_python(*command[1:], "-o", tmp_path / "b.jsonl").returncode == 0
+    run_python(*words[1:], "--resume", timeout=300)
+    run_python(*command[1:], "-o", tmp_path / "b.jsonl", timeout=300)
     assert output.read_bytes() == (tmp_path / "b.jsonl").read_bytes()

@@ -10,7 +10,6 @@ import io
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 import safetensors.torch
 
 import qdqbert
+from python_process import call_python
 from qdqbert.common.errors import DataFileError, OutputExistsError, UserInputError
 from qdqbert.common.progress import Silent
 from qdqbert.data.tables.inputs import Source, open_source
@@ -472,12 +472,7 @@ def test_a_process_that_is_killed_can_be_continued(
     output = tmp_path / "a.jsonl"
     words = ["run", classifier, "--input", reviews, "--output", output]
     words += ["--engine", "onnxruntime", "--threads", "2"]
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *map(str, words)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = call_python("-c", SCRIPT, *words)
     assert done.returncode == -signal.SIGKILL, done.stderr
     # The command needs no library that prepares models.
     assert done.stdout == "loaded:\n"

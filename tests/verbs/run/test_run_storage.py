@@ -6,9 +6,7 @@ import dataclasses
 import gzip
 import io
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import qdqbert
+from python_process import call_python
 from qdqbert.common.errors import DataFileError, OutputExistsError, UserInputError
 from qdqbert.common.storage import RemotePath, place_of, remove_tree
 from qdqbert.data.tables.inputs import open_source
@@ -307,14 +306,7 @@ def test_a_process_that_is_killed_continues_on_s3(quantized, s3_bucket, tmp_path
 
     def call(count: int, given: str, output: str) -> subprocess.CompletedProcess[str]:
         words = ["run", folder, "-i", given, "-o", output, "--resume", "--engine", "onnxruntime"]
-        return subprocess.run(
-            [sys.executable, "-c", _KILLED, str(count), *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=dict(os.environ),
-            timeout=300,
-        )
+        return call_python("-c", _KILLED, count, *words, timeout=300)
 
     assert call(1000, str(tmp_path / "in.jsonl"), local).returncode == 0
     for _ in range(3):

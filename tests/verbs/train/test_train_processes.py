@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 
 import flat
+from python_process import call_python, run_python
 from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.training.models.quantized import load_model
 from training_files import files_left
@@ -40,12 +39,9 @@ def test_a_killed_run_can_be_resumed(classifier, out) -> None:
     options: dict[str, Any] = {"epochs": 1.0, "eval_steps": 2, "batch_size": 4}
     words = ["--epochs", "1", "--eval-steps", "2", "--batch-size", "4"]
     paths = [classifier.checkpoint, "--train-data", classifier.train, "--output", out]
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, "train", *map(str, paths), *words],
-        capture_output=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    killed = call_python("-c", KILLED, "train", *paths, *words, env=environment)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     report = flat.train(
         classifier.checkpoint, out, train_data=classifier.train, resume=True, **options
     )
@@ -59,17 +55,9 @@ def test_two_processes_share_the_work_and_the_ranges(classifier, tmp_path, out) 
     words = ["--epochs", "2", "--batch-size", "4", "--seed", "3", "--calibration-samples", "12"]
     paths = [classifier.checkpoint, "--train-data", classifier.train, "--eval-data", classifier.dev]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [
-            *(sys.executable, *launcher, "-m", "qdqbert", "train", "--qat", "--json"),
-            *(*map(str, [*paths, "--output", out]), *words),
-        ],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    command = [*launcher, "-m", "qdqbert", "train", "--qat", "--json", *paths, "--output", out]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    report = json.loads(run_python(*command, *words, env=environment))
     # 2 epochs of 16 examples, in batches of 4 in each process.
     assert (report["steps"], report["quantizers"]) == (4, 23)
     assert files_left(out) == ["out"]

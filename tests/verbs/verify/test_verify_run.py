@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,7 @@ import transformers
 from onnx import numpy_helper
 
 import qdqbert
+from python_process import run_python
 from qdqbert.cli import main
 from qdqbert.common.errors import CheckpointError
 from qdqbert.data.texts import heldout_examples
@@ -57,8 +56,7 @@ def test_torch_is_not_needed(folder) -> None:
         "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
         f"import qdqbert; print(qdqbert.verify({str(folder)!r}).meets_limits)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "True"
+    assert run_python("-c", code) == "True"
 
 
 def test_a_damaged_graph_is_named_and_the_others_are_measured(folder) -> None:
