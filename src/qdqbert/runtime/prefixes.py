@@ -78,10 +78,12 @@ class Prefixes:
             features: Their inputs.
             wanted: Names of the outputs that are needed; `None` for all.
         """
-        if not features or not isinstance(runner, SharesPrefixes):
+        if not features or (len(features) < 2 and not self._known):
+            return None
+        if not isinstance(runner, SharesPrefixes) or not runner.shares_prefixes(wanted):
             return None
         # Other inputs say more of a token than that it is there.
-        if not runner.shares_prefixes(wanted) or not features[0].keys() <= _INPUTS:
+        if not features[0].keys() <= _INPUTS:
             return None
         common = _common([np.asarray(each["input_ids"]) for each in features])
         with self._lock:

@@ -20,7 +20,7 @@ from qdqbert.runtime.tokens import Token
 from qdqbert.serving.fields import Body, Refused, Renamed, Truncation, in_parameters
 from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.output_dtype import Vectors
-from qdqbert.serving.rerank import Documents, Ranking, rank, rank_documents
+from qdqbert.serving.rerank import Documents, Ranking, RerankAnswer, rank, rank_documents
 from qdqbert.serving.responses import Response
 from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Served, check_width
@@ -349,7 +349,7 @@ TEXT_EMBEDDINGS_INFERENCE = (
         summary="Sort texts by a query",
         run=_rerank,
         body=RerankBody,
-        answer=list[RankedText],
+        answer=list[RankedText] | RerankAnswer,
         kinds=(Reranker, MultiVectorEmbedder),
         example={"query": "Which film is good?", "texts": [_TEXT, "A cat."]},
     ),

@@ -48,7 +48,7 @@ class Embed(Prompted):
         keep_length: Whether the kept values of a vector of length 1 are scaled to length 1.
         output_dtype: Kind of the values of the result.
         limits: Smallest and largest values `(2, dimensions)`, if codes depend on them.
-        reads: See `ReadsSome`.
+        reads: See `Job`.
     """
 
     normalize: bool
