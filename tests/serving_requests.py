@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 TEXTS = ["the cat sat on the book", "music in the night", "a dog"]
 
@@ -13,8 +14,11 @@ def post(client, path: str, body: object, **options):
 
 
 def answer(client, path: str, body: object):
+    """Return the answer to a request, which has the type that the server's description gives."""
     response = post(client, path, body)
     assert response.status_code == 200, response.text
+    route, _ = client.app.router.find(f"/{response.request.url.path.strip('/')}")
+    TypeAdapter(route.answer).validate_json(response.content, strict=True)
     return response.json()
 
 
