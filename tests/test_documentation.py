@@ -263,9 +263,11 @@ def results(tmp_path_factory) -> tuple[Path, dict[str, tuple[Path, Any]]]:
 
 
 @pytest.fixture
-def cheap_calls(monkeypatch, results) -> None:
+def cheap_calls(monkeypatch, results, request) -> None:
     """Make calls cheap: few examples, no timing, and equal calls run once per test session."""
     store, known = results
+    # Each test has other files under the same names.
+    test = request.node.originalname
     cheaper: Mapping[Any, Mapping[str, Any]] = {
         qdqbert.verbs.quantize.run: {"benchmark": False},
         qdqbert.verbs.train.run: {},
@@ -280,7 +282,7 @@ def cheap_calls(monkeypatch, results) -> None:
             output = Path(options.output or options.output_folder)
             if output.exists() and not options.overwrite:
                 return run(options, progress)
-            key = repr(dataclasses.replace(options, overwrite=False))
+            key = f"{test}: {dataclasses.replace(options, overwrite=False)!r}"
             if key not in known:
                 kept = store / str(len(known))
                 known[key] = kept, run(options, progress)
