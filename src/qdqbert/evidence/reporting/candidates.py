@@ -64,25 +64,24 @@ def reason_of(found: Sequence[CandidateReport]) -> str:
 
 def candidate_sections(found: Sequence[CandidateReport], reason: str | None) -> list[Section]:
     """Show what the target `auto` chose from."""
-    rows: list[tuple[str | Cell, ...]] = [
+    rows = [
         (
             candidate_name(each),
             bar(each.single_ms, "{:.2f} ms"),
             bar(each.texts_per_second, "{:,.0f}/s"),
             bar(each.relative_time, "{:.2f}"),
             Cell(text=each.verdict, level=_VERDICTS[each.verdict]),
-            each.reason,
+            each.reason or None,
         )
         for each in found
     ]
     columns = "candidate | 1 text {} | many texts {} | relative time {} | verdict | reason"
-    if not any(each.reason for each in found):
-        columns, rows = columns.removesuffix(" | reason"), [row[:-1] for row in rows]
     text = (
         f"{reason or ''} Relative time is the geometric mean of the times for one text and for "
         "many, divided by the time of the fastest candidate."
     )
-    return [Section("What was it chosen from?", text, Table(columns, rows))] if rows else []
+    table = Table(columns, rows).without_empty_columns()
+    return [Section("What was it chosen from?", text, table)] if rows else []
 
 
 def candidate_name(each: CandidateReport) -> str:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from qdqbert.evidence.closeness import in_words
 from qdqbert.evidence.fidelity import MANY_CHANGED_PERCENT, EntityAgreement, Fidelity
-from qdqbert.evidence.intervals import proportion_interval
+from qdqbert.evidence.intervals import Interval, proportion_interval
 from qdqbert.evidence.limits import LimitCheck, MetricDifference
 from qdqbert.evidence.predictions import ChangedExample
 from qdqbert.evidence.reporting.document import (
@@ -15,6 +15,7 @@ from qdqbert.evidence.reporting.document import (
     Level,
     Section,
     Table,
+    bar,
     counted,
     decibels,
     digits_of,
@@ -115,11 +116,8 @@ def _quality(model: Compared, reference: str, task: str) -> dict[str, Cell]:
     if fidelity is None:
         return cells
     if fidelity.flips_percent is not None and fidelity.flips_interval is not None:
-        cells[f"changed predictions, {_decided(fidelity, task)}"] = Cell(
-            text=f"{fidelity.flips_percent:.2f} % {interval_text(fidelity.flips_interval, '.2f')}",
-            value=fidelity.flips_percent,
-            interval=fidelity.flips_interval,
-        )
+        name = f"changed predictions, {_decided(fidelity, task)}"
+        cells[name] = _share(fidelity.flips_percent, fidelity.flips_interval)
     if fidelity.entities is not None:
         cells |= _entities(fidelity.entities, fidelity.texts)
     if fidelity.cosine_mean is not None:
@@ -128,9 +126,8 @@ def _quality(model: Compared, reference: str, task: str) -> dict[str, Cell]:
     if fidelity.words is not None:
         cells |= _words(fidelity.words, reference)
     if fidelity.max_sim_recall is not None:
-        cells[f"10 nearest texts by MaxSim: same as {reference}"] = Cell(
-            text=f"{fidelity.max_sim_recall:.1f} %", value=fidelity.max_sim_recall
-        )
+        name = f"10 nearest texts by MaxSim: same as {reference}"
+        cells[name] = bar(fidelity.max_sim_recall, "{:.1f} %")
     interval = interval_text(fidelity.sqnr_interval, ".1f")
     level = decibels(fidelity.sqnr_db)
     cells[f"SQNR to {reference}"] = Cell(
@@ -144,40 +141,33 @@ def _quality(model: Compared, reference: str, task: str) -> dict[str, Cell]:
 def _entities(found: EntityAgreement, texts: int) -> dict[str, Cell]:
     """Return how well entities agree, by name."""
     entities, lists = counted(found.entities, "entity"), counted(texts, "text")
-    largest = {}
+    cells = {
+        f"changed entities, {entities}": _share(found.changed_percent, found.changed_interval),
+        f"texts with changed entities, {lists}": _share(found.texts_percent, found.texts_interval),
+    }
     if found.largest_difference is not None:
         name = "probability of an entity, largest difference"
-        largest[name] = Cell(text=f"{found.largest_difference:.3f}", value=found.largest_difference)
-    shares = {
-        name: Cell(
-            text=f"{share:.2f} % {interval_text(interval, '.2f')}", value=share, interval=interval
-        )
-        for name, share, interval in (
-            (f"changed entities, {entities}", found.changed_percent, found.changed_interval),
-            (
-                f"texts with changed entities, {lists}",
-                found.texts_percent,
-                found.texts_interval,
-            ),
-        )
-    }
-    return {**shares, **largest}
+        cells[name] = bar(found.largest_difference, "{:.3f}")
+    return cells
+
+
+def _share(percent: float, interval: Interval) -> Cell:
+    text = f"{percent:.2f} % {interval_text(interval, '.2f')}"
+    return Cell(text=text, value=percent, interval=interval)
 
 
 def _words(words: WordAgreement, reference: str) -> dict[str, Cell]:
     """Return how well the words of sparse embeddings agree, by name."""
     cells = {
-        f"{words.top} largest weights: same words as {reference}": Cell(
-            text=f"{words.overlap_percent:.1f} %", value=words.overlap_percent
+        f"{words.top} largest weights: same words as {reference}": bar(
+            words.overlap_percent, "{:.1f} %"
         ),
         f"words with a weight, mean (of {reference})": Cell(
             text=f"{words.active:.1f} ({words.float_active:.1f})"
         ),
     }
     if words.recall_percent is not None:
-        cells[f"10 nearest texts: same as {reference}"] = Cell(
-            text=f"{words.recall_percent:.1f} %", value=words.recall_percent
-        )
+        cells[f"10 nearest texts: same as {reference}"] = bar(words.recall_percent, "{:.1f} %")
     return cells
 
 

@@ -30,7 +30,7 @@ from qdqbert.evidence.reporting.document import (
     short_name,
     span,
 )
-from qdqbert.evidence.reporting.findings import findings_section
+from qdqbert.evidence.reporting.findings import findings_sections
 from qdqbert.evidence.reporting.graphs import latency_row
 from qdqbert.evidence.reporting.report import Report
 from qdqbert.evidence.reports import LatencyReport
@@ -142,11 +142,7 @@ class EvaluateReport(Report):
             sections=[
                 Section("Measurements", table=table.without_empty_columns()),
                 *limit_sections({self.engine: self}),
-                *(
-                    []
-                    if self.storage is None
-                    else [findings_section(self.storage, self.cpu_features)]
-                ),
+                *findings_sections(self.storage, self.cpu_features),
                 *changed_sections(
                     self.changed, "the reference and the model", ("reference", "model")
                 ),

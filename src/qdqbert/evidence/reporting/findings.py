@@ -88,22 +88,23 @@ _WORDS: Mapping[FindingKind, _Words] = {
 _BEFORE_LAYER = re.compile(r"^.*?(?=[a-z]+[./]\d+[./])")
 
 
-def findings_section(storage: Storage, cpu_features: Sequence[str]) -> Section:
-    """Show what is wrong with a file, a line for each finding.
+def findings_sections(storage: Storage | None, cpu_features: Sequence[str]) -> list[Section]:
+    """Show what is wrong with a file, a line for each finding; nothing for other models.
 
     The model ran on a CPU with these features.
     """
+    if storage is None:
+        return []
     text = (
         f"{counted(storage.linear_layers, 'linear layer')}, {storage.int8_percent:.1f} % of whose "
         "weights have 8 bits or fewer."
     )
     if any("vnni" in each for each in cpu_features):
         text += " This CPU has VNNI, so no sum was cut off in the measurements."
-    if not storage.findings:
-        return Section("What is wrong with the file?", f"Nothing was found. {text}")
-    rows = [_row(each) for each in storage.findings]
-    table = Table("what | where | the worst | what to do", rows)
-    return Section("What is wrong with the file?", text, table)
+    title, rows = "What is wrong with the file?", [_row(each) for each in storage.findings]
+    if not rows:
+        return [Section(title, f"Nothing was found. {text}")]
+    return [Section(title, text, Table("what | where | the worst | what to do", rows))]
 
 
 def _row(finding: Finding) -> tuple[str, str, str, str]:
