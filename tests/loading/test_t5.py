@@ -105,6 +105,7 @@ PROMPT = "Represent the sentence for retrieval: "
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken", "max", "weightedmean"])
+@pytest.mark.usual("mean", "lasttoken")
 def test_tokens_of_a_prompt_are_not_pooled(pooling, tmp_path) -> None:
     folder = save_embedder(tmp_path, include_prompt=False, pooling=pooling)
     reference = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
