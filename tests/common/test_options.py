@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,8 @@ from qdqbert.common.options.declared import (
 )
 from qdqbert.encoders.task_kinds import TaskSettings
 from qdqbert.evidence.reporting.serve import ServeReport
+from qdqbert.loading.options import LoadOptions
+from qdqbert.serving.options import ServerOptions
 from qdqbert.verbs.analyze.options import AnalyzeOptions
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
 from qdqbert.verbs.evaluate.options import EvaluateOptions
@@ -168,7 +171,7 @@ def test_an_unknown_choice_is_reported_with_the_known_ones() -> None:
         ("model", 3, "a path, or a model with its tokenizer, got 3 (int)"),
         ("eval_data", b"a.csv", "a path, or a list, DataFrame or data set, got b'a.csv' (bytes)"),
         ("overwrite", "yes", "True or False, got 'yes' (str)"),
-        ("quant_disable_keyword", 1.5, "a string or a path, got 1.5 (float)"),
+        ("quant_disable_keyword", 1.5, "a string, got 1.5 (float)"),
         ("input_names", ["a"], "a dictionary of names, got ['a'] (list)"),
         ("input_names", {"input_ids": 3}, "a dictionary of names, got {'input_ids': 3}"),
     ],
@@ -178,6 +181,36 @@ def test_a_value_of_another_type_is_reported(name, value, words) -> None:
         flat.make(QuantizeOptions, **{"model": "m", "output": "o", name: value})
     assert str(caught.value) == f"`{name}` must be {words}."
     assert caught.value.argument == name
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (None, None),
+        (0, "cuda:0"),
+        (np.int64(1), "cuda:1"),
+        (-1, "cpu"),
+        (torch.device("cuda"), "cuda"),
+        (torch.device("cuda", 1), "cuda:1"),
+        (torch.device("cpu"), "cpu"),
+        ("auto", "auto"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("kind", [LoadOptions, ServerOptions, BenchmarkOptions])
+def test_devices_are_what_torch_and_transformers_take(kind, value, name) -> None:
+    models = {} if kind is LoadOptions else {"models": ["m"]}
+    assert kind(**models, device=value).device == name
+
+
+@pytest.mark.parametrize("value", [True, 1.0, ["cuda"], b"cuda", torch.device("mps"), "cuda:01"])
+@pytest.mark.parametrize("kind", [LoadOptions, ServerOptions, BenchmarkOptions])
+def test_other_devices_are_refused_by_name(kind, value) -> None:
+    models = {} if kind is LoadOptions else {"models": ["m"]}
+    message = re.escape(f"`device={str(value)!r}` is unknown. Pass 'cpu', 'cuda', 'cuda:1', or")
+    with pytest.raises(UserInputError, match=message) as caught:
+        kind(**models, device=value)
+    assert caught.value.argument == "device"
 
 
 def test_a_model_in_memory_is_refused_with_how_to_save_it() -> None:

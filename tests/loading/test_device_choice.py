@@ -36,6 +36,7 @@ def gpu(monkeypatch) -> None:
     """
     monkeypatch.setattr(device_choice, "find_device", lambda name: CARD)
     monkeypatch.setattr("qdqbert.engines.cuda.texts.CAPACITIES", (8, 16))
+    monkeypatch.setattr("qdqbert.engines.cuda.runner.CudaRunner.run_token", lambda self: None)
     monkeypatch.setattr(comparison, "_TEXTS", 1)
     monkeypatch.setattr(comparison, "_LONGEST_TEXT", 4)
 
@@ -154,7 +155,7 @@ def test_a_full_gpu_that_is_asked_for_is_an_error(full_gpu, checkpoints) -> None
 
 
 def test_a_gpu_that_is_asked_for_and_not_there_is_an_error(checkpoints, monkeypatch) -> None:
-    with pytest.raises(UserInputError, match=r"`device='cuda:1'`: torch .* sees no NVIDIA GPU"):
+    with pytest.raises(UserInputError, match=r"`device='cuda:1'`: torch .*Pass `device='cpu'`"):
         qdqbert.load(checkpoints("sentence"), device="cuda:1")
     monkeypatch.setattr("qdqbert.engines.cuda.device.is_installed", lambda name: False)
     with pytest.raises(MissingExtraError, match=r"pip install 'qdqbert\[cuda\]'"):

@@ -153,8 +153,19 @@ OptionalData = Converted[Data | None, GivenData | None]
 SeveralModels = Converted[Sequence[ModelLike], tuple[str | SavedModel | Downloaded, ...]]
 SeveralPaths = Converted[Sequence[str | Path], tuple[str, ...]]
 Column = Converted[str | int | None, str | None]
+DeviceName = Converted[str | int | None, str | None]
 OptionalJson = Converted[Mapping[str, Any] | str | None, str | None]
 Several = Converted[Sequence[_Item], tuple[_Item, ...]]
+
+
+def device_name(value: Any) -> Any:
+    """Return a device by its name: numbers are of GPUs, and -1 is the CPU, as in transformers."""
+    if value is None or isinstance(value, str):
+        return value
+    if type(value) is int:
+        return "cpu" if value < 0 else f"cuda:{value}"
+    # A `torch.device`, or what is no device.
+    return str(value)
 
 
 def as_given(annotation: str) -> str:

@@ -138,7 +138,6 @@ def open_model(
                 f"{_ADVICE[each]}",
                 argument=each,
             )
-    options["device"] = device_name(options.get("device"))
     changes: dict[str, tuple[str, Any]] = {}
     for each, attribute in _ATTRIBUTES.items():
         value = options.pop(each, None)
@@ -173,18 +172,6 @@ def open_model(
         model.close()
         raise
     return model
-
-
-def device_name(given: Any) -> str | None:
-    """Return the name of a device for `load`, of what transformers and torch take.
-
-    They take numbers of GPUs, where -1 is the CPU, and `torch.device`.
-    """
-    if given is None or isinstance(given, str):
-        return given
-    if isinstance(given, int):
-        return "cpu" if given < 0 else f"cuda:{given}"
-    return str(given)
 
 
 def _check_prompts(prompts: Any) -> None:

@@ -37,7 +37,7 @@ def application(
     *models: str | Path,
     engine: EngineName | None = None,
     kernel: KernelName | None = None,
-    device: str | None = None,
+    device: str | int | None = None,
     threads: int = 1,
     api_key: str | None = None,
     allow_origin: Sequence[str] = (),
@@ -111,7 +111,7 @@ def application(
         return _build(options)
 
     settings = dict(deployment or {})
-    gpus = {"num_gpus": 1} if is_gpu(device) else {}
+    gpus = {"num_gpus": 1} if is_gpu(options.device) else {}
     actor = {"num_cpus": threads, **gpus, **settings.pop("ray_actor_options", {})}
     made = serve.deployment(
         **{"name": "qdqbert", "max_ongoing_requests": _ONGOING_REQUESTS, **settings},

@@ -25,7 +25,6 @@ from qdqbert.common.extras import require
 from qdqbert.common.keywords import unknown
 from qdqbert.common.objects import ModelLike
 from qdqbert.encoders.task_kinds import ENCODER, TaskName
-from qdqbert.integrations.models import device_name
 from qdqbert.loading.load import load
 from qdqbert.runtime.artifact import open_artifact
 from qdqbert.runtime.model import Model
@@ -125,7 +124,7 @@ def pipeline(
             the encoder of a float checkpoint for "feature-extraction".
         model: Another name of `path`.
         tokenizer: Another tokenizer: of transformers, or the folder of one. The model's by default.
-        device: As in `load`; also the number of a GPU, or -1 for the CPU.
+        device: As in `load`; -1 is the CPU.
         options: Options of `load`, such as `engine` and `precision`, and of the pipeline in
             transformers, such as `top_k` and `batch_size`.
 
@@ -144,7 +143,7 @@ def pipeline(
     if path is None:
         raise UserInputError("`path` is missing. Pass the folder of a model.", argument="path")
     task = _ALIASES.get(task or "", task)
-    given = {"device": device_name(device), **options}
+    given = {"device": device, **options}
     kept = {name: value for name, value in given.items() if not _changes_nothing(name, value)}
     engine_options = {name: kept.pop(name) for name in _LOAD if name in kept}
     # Any other name is a check of the model's own task, below.

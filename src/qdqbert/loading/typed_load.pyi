@@ -33,7 +33,7 @@ class LoadOptions(TypedDict, total=False):
     batch_invariant: bool
     engine: EngineName | None
     kernel: KernelName | None
-    device: str | None
+    device: str | int | None
 
 @overload
 def load(
@@ -97,7 +97,7 @@ def load(
     batch_invariant: bool = False,
     engine: EngineName | None = None,
     kernel: KernelName | None = None,
-    device: str | None = None,
+    device: str | int | None = None,
 ) -> Any:
     """Load a model, ready to run on texts in INT8.
 
@@ -140,7 +140,8 @@ def load(
             fastest one.
         device: Where the native engine runs: "cpu", the default; "cuda" or "cuda:1", an NVIDIA GPU
             of compute capability 8.0 or more, with the extra "cuda"; or "auto", the first such GPU
-            if its kernels compute the model and its memory has room for it, else the CPU.
+            if its kernels compute the model and its memory has room for it, else the CPU. In Python
+            also a GPU's number, or a `torch.device`.
 
     Returns:
         An object for the task of the folder: `Embedder` with `encode`, `TextClassifier`,

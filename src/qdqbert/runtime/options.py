@@ -16,7 +16,7 @@ from qdqbert.common.choices import (
     VectorKind,
 )
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.objects import Column, OptionalJson, PathOption, Several
+from qdqbert.common.objects import Column, DeviceName, OptionalJson, PathOption, Several
 from qdqbert.common.options.declared import Options, option
 from qdqbert.engines.cuda.device import check_device
 
@@ -108,12 +108,13 @@ class EngineChoice(Options):
             fastest one.
         device: Where the native engine runs: "cpu", the default; "cuda" or "cuda:1", an NVIDIA GPU
             of compute capability 8.0 or more, with the extra "cuda"; or "auto", the first such GPU
-            if its kernels compute the model and its memory has room for it, else the CPU.
+            if its kernels compute the model and its memory has room for it, else the CPU. In
+            Python also a GPU's number, or a `torch.device`.
     """
 
     engine: EngineName | None = None
     kernel: KernelName | None = None
-    device: str | None = None
+    device: DeviceName = option(default=None)
 
     def __post_init__(self) -> None:
         """Check the options."""

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from triton.errors import TritonError
 from triton.runtime import driver
 
 from qdqbert.common.errors import MissingExtraError, UserInputError
@@ -20,6 +21,7 @@ from qdqbert.engines.cuda import device
 def cards(monkeypatch):
     """Return what pretends that torch sees GPUs of some compute capabilities."""
     monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=lambda: None))
+    monkeypatch.setattr(device, "torch_is_for", lambda: "CUDA")
 
     def see(*capabilities: tuple[int, int]) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(capabilities))
@@ -76,13 +78,44 @@ def test_a_gpu_that_is_not_there_is_refused(cards) -> None:
 
 def test_a_machine_without_a_gpu_is_told_why(cards, monkeypatch) -> None:
     cards()
-    monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(UserInputError, match=r"built for CPUs.*Pass `device='cpu'`"):
-        device.find_device("cuda")
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     with pytest.raises(UserInputError, match="CUDA_VISIBLE_DEVICES='-1'"):
         device.find_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("version", "kind"),
+    [
+        ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", "CPUs"),
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", "CUDA"),
+        # It sees AMD's GPUs as CUDA's.
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '7.2.1'\n", "AMD's GPUs"),
+        ("debug = False\ncuda = None\ngit_version = 'cuda'\n", "CPUs"),
+        ("cuda = '12.8'\n", "CUDA"),
+    ],
+)
+def test_another_build_of_torch_is_named(monkeypatch, tmp_path, version, kind) -> None:
+    (tmp_path / "version.py").write_text(version)
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(device.importlib.util, "find_spec", lambda _: spec)
+    monkeypatch.setattr(device, "is_installed", lambda _: True)
+    assert device.torch_is_for() == kind
+    if kind != "CUDA":
+        message = rf"torch is built for {kind}\. Install its build for CUDA.*Pass `device='cpu'`"
+        with pytest.raises(UserInputError, match=message):
+            device.find_device("cuda")
+
+
+@pytest.mark.parametrize("error", [ImportError, OSError])
+def test_a_torch_that_cannot_be_imported_is_refused(cards, monkeypatch, error) -> None:
+    def fail(*_: object) -> None:
+        raise error("libcudnn.so.9: cannot open shared object file")
+
+    cards((8, 0))
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr("builtins.__import__", fail)
+    with pytest.raises(UserInputError, match=r"torch cannot be imported: libcudnn\.so\.9"):
+        device.find_device("auto")
 
 
 def test_what_torch_warns_of_is_said(cards, monkeypatch) -> None:
@@ -90,7 +123,7 @@ def test_what_torch_warns_of_is_said(cards, monkeypatch) -> None:
         warnings.warn("The NVIDIA driver on your system is too old.", stacklevel=2)
         return False
 
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    cards()
     monkeypatch.setattr(torch.cuda, "is_available", is_available)
     with pytest.raises(UserInputError, match=r"GPU: The NVIDIA driver .* too old\. Pass"):
         device.find_device("cuda")
@@ -111,8 +144,9 @@ def test_a_gpu_that_another_process_has_alone_is_refused(cards, monkeypatch) -> 
     [
         RuntimeError("Failed to find C compiler."),
         subprocess.CalledProcessError(1, ["gcc", "cuda_utils.c"]),
+        PermissionError(13, "Permission denied", "/.triton/cache"),
     ],
-    ids=["no compiler", "no headers"],
+    ids=["no compiler", "no headers", "no folder"],
 )
 def test_a_machine_without_a_compiler_is_told_what_to_install(cards, monkeypatch, error) -> None:
     def fail() -> None:
@@ -120,7 +154,8 @@ def test_a_machine_without_a_compiler_is_told_what_to_install(cards, monkeypatch
 
     cards((8, 0))
     monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=fail))
-    with pytest.raises(UserInputError, match=r"Triton does not start: .*gcc and python3-dev"):
+    message = r"Triton does not start: .*gcc and python3-dev, .*TRITON_CACHE_DIR"
+    with pytest.raises(UserInputError, match=message):
         device.find_device("cuda")
 
 
@@ -131,7 +166,14 @@ def test_a_missing_package_is_named(monkeypatch, package) -> None:
         device.find_device("cuda")
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:-1", "cuda:1x", "CUDA", "0", ""])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("gpu", "cuda:", "cuda:-1", "cuda:1x", "cuda:01", "cuda:\u0663", "cuda:" + "9" * 5000),
+        *("cuda:0,1", "cuda: 0", " cuda", "cuda:0\n", "CUDA", "cpu:0", "rocm", "0", "", "None"),
+    ],
+    ids=lambda name: repr(name)[:12],
+)
 def test_other_names_are_refused(name) -> None:
     with pytest.raises(UserInputError, match=r"`device=.*` is unknown"):
         device.check_device(name)
@@ -141,11 +183,15 @@ def test_other_names_are_refused(name) -> None:
     ("error", "message"),
     [
         (torch.cuda.OutOfMemoryError, "does not fit into the free memory of Card"),
+        (MemoryError, "does not fit into the free memory of Card"),
         # All of the memory is taken, or all of the GPU.
-        (torch.AcceleratorError, "CUDA does not start on Card: CUDA error: out of memory"),
+        (torch.AcceleratorError, "the kernels do not run on Card: CUDA error: out of memory"),
+        # A kernel takes more shared memory than there is, or a disk is full.
+        (TritonError, "the kernels do not run on Card: CUDA error"),
+        (OSError, "the kernels do not run on Card: CUDA error"),
     ],
 )
-def test_a_full_gpu_is_said(monkeypatch, error, message) -> None:
+def test_a_gpu_that_cannot_run_the_kernels_says_why(monkeypatch, error, message) -> None:
     from qdqbert.engines.cuda import runner
 
     def fail(*args: object, **kwargs: object) -> None:

@@ -230,34 +230,80 @@ def test_keys_with_other_codes_than_queries_are_refused() -> None:
         runner_of(pack_model(dataclasses.replace(model, layers=(layer,))))
 
 
-def test_a_gpu_without_room_for_a_batch_says_what_to_do(with_heads, monkeypatch) -> None:
-    def fail(*args: object, **kwargs: object) -> None:
-        raise torch.cuda.OutOfMemoryError("no")
+@pytest.fixture
+def room(monkeypatch) -> Any:
+    """Return what limits the memory of a GPU, and the tokens that memory was taken for.
 
-    runner, batch = runner_of(with_heads), random_batch((1, 2))
-    with monkeypatch.context() as patch:
-        patch.setattr(cuda_runner.Heads, "run", fail)
-        with pytest.raises(MemoryError, match=r"2 texts of 3 tokens\. Run fewer or shorter"):
-            runner.run(batch)
+    With each number is a reference to the memory.
+    """
+    taken: list[tuple[int, weakref.ref[torch.Tensor]]] = []
+
+    def limit(most: int) -> list[tuple[int, weakref.ref[torch.Tensor]]]:
+        def buffers_of(model: Any, tokens: int) -> Any:
+            if tokens > most:
+                raise torch.cuda.OutOfMemoryError("no")
+            buffers = program.buffers_of(model, tokens)
+            taken.append((tokens, weakref.ref(buffers["states"])))
+            return buffers
+
+        monkeypatch.setattr(cuda_runner, "buffers_of", buffers_of)
+        return taken
+
+    return limit
+
+
+def test_texts_that_do_not_fit_run_in_halves(with_heads, room, caplog) -> None:
+    batch = random_batch((5, 1, 2, 5, 3))
+    wanted = runner_of(with_heads).run(batch)
+    taken, runner = room(8), runner_of(with_heads)
+    with caplog.at_level("INFO", "qdqbert"):
+        found = runner.run(batch)
+    for name, each in wanted.items():
+        np.testing.assert_array_equal(found[name], each)
+    assert [tokens for tokens, _ in taken] == [8]
+    said = "cpu has too little free memory for 16 tokens, and runs up to 8 together from now on."
+    assert [each.getMessage() for each in caplog.records] == [said]
+    # It does not try again.
+    caplog.clear()
+    runner.run(batch)
+    assert not caplog.text
+
+
+def test_a_gpu_without_room_for_one_text_says_what_to_do(with_heads, room) -> None:
+    room(8)
+    runner, batch = runner_of(with_heads), random_batch((9, 2))
+    message = r"for a text of 9 tokens\. Run a shorter one, or load the model with `device='cpu'`"
+    with pytest.raises(MemoryError, match=message):
+        runner.run(batch)
     # The stream is free again.
-    assert runner.run(batch, ["logits"])
+    assert runner.run(random_batch((2,)), ["logits"])
 
 
-def test_the_memory_for_a_very_long_text_is_free_after_it(monkeypatch) -> None:
-    made: list[weakref.ref[torch.Tensor]] = []
-
-    def buffers_of(*arguments: Any) -> Any:
-        buffers = program.buffers_of(*arguments)
-        made.append(weakref.ref(buffers["states"]))
-        return buffers
-
-    monkeypatch.setattr(cuda_runner, "buffers_of", buffers_of)
+def test_memory_is_taken_when_it_is_needed_and_shared(room) -> None:
+    taken = room(1000)
     runner = runner_of(packed_model(Shape(**SMALL, floats=True, layers=1)))
-    runner.run(random_batch((3, 35, 20)))
-    # Programs for all others share theirs.
-    assert [each() is not None for each in made] == [True, False, False]
-    runner.run(random_batch((16, 9, 1)))
-    assert len(made) == 3
+    for length, wanted in (
+        (None, []),
+        (1, [8]),
+        # That of the short program is free, and it shares that of the longer one.
+        (9, [16]),
+        (2, [16]),
+        # That of a very long text is free after it.
+        (35, [16]),
+    ):
+        if length is not None:
+            runner.run(random_batch((length,)))
+        assert [tokens for tokens, states in taken if states() is not None] == wanted
+    assert [tokens for tokens, _ in taken] == [8, 16, 48]
+
+
+def test_a_token_runs_in_any_model(with_heads, room) -> None:
+    taken = room(8)
+    model = random_model(Shape(**SMALL, floats=True, layers=1))
+    model = dataclasses.replace(model, has_choices=True)
+    for packed in (with_heads, pack_model(model, precision="float")):
+        runner_of(packed).run_token()
+    assert [tokens for tokens, _ in taken] == [8, 8]
 
 
 def test_a_damaged_model_is_refused() -> None:

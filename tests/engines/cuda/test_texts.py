@@ -17,9 +17,11 @@ def texts_of(lengths: list[int]) -> Texts:
 
 @pytest.mark.parametrize("most", [1024, 8192])
 @pytest.mark.parametrize("lengths", [[1] * 2000, [8192] * 3, [9000, 1, 8191, 1], [100] * 200, [7]])
-def test_chunks_have_each_token_once_and_fit(lengths, most) -> None:
-    batch = texts_of(lengths)
-    chunks = list(batch.chunks(most))
+def test_parts_have_each_token_once_and_fit(lengths, most) -> None:
+    batch, first, chunks = texts_of(lengths), 0, []
+    while first < len(lengths):
+        chunks.append(batch.part(first, most))
+        first += len(chunks[-1].attended)
     found = np.concatenate([each.tokens for each in chunks], axis=1)
     np.testing.assert_array_equal(found, batch.tokens)
     assert [length for each in chunks for length in each.attended + 1] == lengths

@@ -7,6 +7,7 @@ import pytest
 
 import qdqbert
 from python_process import run_python
+from qdqbert.common.extras import is_installed
 from qdqbert.common.machine import _FEATURES, cpu_features, usable_cores
 from qdqbert.engines.native import instruction_sets
 from qdqbert.verbs.doctor import run as module
@@ -95,8 +96,24 @@ def test_gpus_are_those_that_the_driver_lists(monkeypatch) -> None:
 
 def test_a_gpu_that_onnxruntime_cannot_use_is_reported(monkeypatch) -> None:
     monkeypatch.setattr(module, "find_gpus", lambda: ("NVIDIA A",))
-    [notice] = qdqbert.doctor().notices
-    assert "install onnxruntime-gpu" in notice
+    notices = qdqbert.doctor().notices
+    assert ["install onnxruntime-gpu" in each for each in notices].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "notices"), [("CPUs", 1), ("AMD's GPUs", 1), ("CUDA", 0)], ids=["cpu", "amd", "cuda"]
+)
+def test_a_torch_that_is_not_for_the_gpu_is_reported(monkeypatch, kind, notices) -> None:
+    monkeypatch.setattr(module, "find_gpus", lambda: ("NVIDIA A",))
+    parts = ("torch", "triton")
+    monkeypatch.setattr(module, "is_installed", lambda name: name in parts or is_installed(name))
+    monkeypatch.setattr(module, "torch_is_for", lambda: kind)
+    report = qdqbert.doctor()
+    part = next(each for each in report.extras if each.name == "cuda")
+    assert part.details == (f"torch for {kind}",)
+    found = [each for each in report.notices if "install onnxruntime-gpu" not in each]
+    words = f"by `device='cuda'`. The installed torch is built for {kind}. Install its build for"
+    assert [words in each for each in found] == [True] * notices
 
 
 def test_a_slow_kernel_of_the_native_engine_is_reported(monkeypatch) -> None:

@@ -8,6 +8,9 @@ import pytest
 
 import qdqbert
 from qdqbert.common.errors import CheckpointError, UserInputError
+from qdqbert.engines.cuda.device import Device
+from qdqbert.loading.device_choice import Place
+from qdqbert.verbs.serve import run as module
 
 
 def test_what_cannot_be_served_is_refused(quantized, tmp_path) -> None:
@@ -26,6 +29,40 @@ def test_what_cannot_be_served_is_refused(quantized, tmp_path) -> None:
     # More would be refused by the system, some after they have started.
     with pytest.raises(UserInputError, match="`workers` must be at least 1 and at most 256"):
         qdqbert.serve([folder], port=0, workers=257)
+
+
+@pytest.mark.parametrize(
+    ("device", "card", "workers", "count"),
+    [
+        (None, None, None, 8),
+        ("auto", None, None, 8),
+        ("auto", None, 3, 3),
+        ("auto", "A100", None, 1),
+        ("cuda", "A100", None, 1),
+        # They look for it themselves.
+        ("cuda", "none of this process", 2, 2),
+    ],
+)
+def test_a_gpu_has_one_worker_and_the_cpu_one_for_some_cores(
+    monkeypatch, device, card, workers, count
+) -> None:
+    def choose_place(name):
+        assert card != "none of this process"
+        found = card and name and Device(name="cuda:0", card=card, capability=80)
+        return Place(device=found or None)
+
+    class BoundError(Exception):
+        pass
+
+    def bound(options, found):
+        raise BoundError(options.device, found)
+
+    monkeypatch.setattr(module, "choose_place", choose_place)
+    monkeypatch.setattr(module, "_usual_workers", lambda: 8)
+    monkeypatch.setattr(module, "_bound", bound)
+    with pytest.raises(BoundError) as caught:
+        qdqbert.serve(["folder"], device=device, workers=workers, port=0)
+    assert caught.value.args == (device if card or workers else None, count)
 
 
 _OF_THIS_MACHINE = "Pass an address of this machine as `host`"

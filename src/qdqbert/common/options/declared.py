@@ -36,6 +36,7 @@ from qdqbert.common.objects import (
     SavedModel,
     as_given,
     as_rows,
+    device_name,
     rows_hint,
 )
 from qdqbert.common.storage import Place, is_url, place_of
@@ -374,8 +375,8 @@ def in_groups(options: type, values: Mapping[str, Any]) -> dict[str, Any]:
 def _converted(option: Declared, value: Any) -> Any:
     """Return a value in the type of its option.
 
-    Paths and numbers of columns become strings, sequences tuples, and data in memory `Rows`. A URL
-    of this machine becomes a path.
+    Paths, devices and numbers of columns become strings, sequences tuples, and data in memory
+    `Rows`. A URL of this machine becomes a path.
 
     Raises:
         UserInputError: The scheme of a URL is not known, or its package is not installed.
@@ -384,6 +385,8 @@ def _converted(option: Declared, value: Any) -> Any:
         value = placed(option, value)
     if isinstance(value, Path) or (option.name.endswith("_column") and type(value) is int):
         value = str(value)
+    if option.name == "device":
+        return device_name(value)
     if Rows in get_args(option.type):
         return as_rows(value) or value
     if option.settings.get("json") and isinstance(value, Mapping):
@@ -533,6 +536,7 @@ def _check_type(option: Declared, value: Any) -> None:
     kind = option.item_type
     origin = None if isinstance(kind, types.UnionType) else get_origin(kind)
     accepted, words = _KINDS.get(origin or kind, ((object,), ""))
+    words = "a string" if kind is str and not option.is_path else words
     is_odd_bool = isinstance(value, bool) and kind in (int, float)
     if is_odd_bool or not isinstance(value, accepted):
         hint = _hint(kind, value)

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import logging
 import os
 import re
-import subprocess
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qdqbert.common.errors import MissingExtraError, UserInputError, one_line
+from qdqbert.common.errors import MissingExtraError, QdqBertError, UserInputError, one_line
 from qdqbert.common.extras import is_installed
 from qdqbert.engines.native.storage import Packed
 from qdqbert.engines.runner import Runner
 
 LEAST_CAPABILITY = 80
 """Least compute capability, times 10: Triton has no int8 products below."""
+OTHER_BUILD = "Install its build for CUDA, as https://pytorch.org/get-started/locally says"
+"""What to do if torch is built for something else."""
 
 _LOGGER = logging.getLogger("qdqbert")
-_NAME = re.compile(r"cuda(?::(\d+))?")
+_NAME = re.compile(r"cuda(?::(0|[1-9][0-9]{0,3}))?")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,8 +53,8 @@ def check_device(name: str) -> None:
     """
     if name not in ("cpu", "auto") and not _NAME.fullmatch(name):
         raise UserInputError(
-            f"`device={name!r}` is unknown. Pass 'cpu', 'cuda', 'cuda:1', or 'auto' for a GPU if "
-            "there is one.",
+            f"`device={name!r:.100}` is unknown. Pass 'cpu', 'cuda', 'cuda:1', or 'auto' for a GPU "
+            "if there is one.",
             argument="device",
         )
 
@@ -60,6 +62,17 @@ def check_device(name: str) -> None:
 def is_gpu(name: str | None) -> bool:
     """Return whether the name of a device is that of a GPU."""
     return name is not None and name.startswith("cuda")
+
+
+def torch_is_for() -> str:
+    """Return what the installed torch is built for, in words, without importing it."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None, "callers look whether it is installed"
+    assert spec.origin is not None, spec
+    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    found = dict(re.findall(r"^(cuda|hip)\b.*= (.*)$", text, re.MULTILINE))
+    kinds = {"cuda": "CUDA", "hip": "AMD's GPUs"}
+    return next((kinds[each] for each in kinds if found.get(each, "None") != "None"), "CPUs")
 
 
 def find_device(name: str) -> Device:
@@ -74,19 +87,23 @@ def find_device(name: str) -> Device:
     for package in ("torch", "triton"):
         if not is_installed(package):
             raise MissingExtraError(
-                f"`device={name!r}` needs {package}, which is not installed. Install it with: pip "
-                "install 'qdqbert[cuda]'",
+                f"`device={name!r}` needs {package}, which is not installed. On Linux, install it "
+                "with: pip install 'qdqbert[cuda]'",
                 argument="device",
             )
-    import torch
+    try:
+        if (kind := torch_is_for()) != "CUDA":
+            raise _refused(name, f"torch is built for {kind}. {OTHER_BUILD}")
+        import torch
+    except (ImportError, OSError) as error:
+        raise _refused(name, f"torch cannot be imported: {one_line(error)}") from error
 
     _check_fork(torch, name)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         is_there = torch.cuda.is_available()
     if not is_there:
-        reason = _reason(torch, said)
-        raise _refused(name, f"torch {torch.__version__} sees no NVIDIA GPU{reason}")
+        raise _refused(name, f"torch {torch.__version__} sees no NVIDIA GPU{_reason(said)}")
     try:
         devices = [_read(torch, each) for each in _indices(torch, name)]
     except RuntimeError as error:
@@ -132,27 +149,32 @@ def _read(torch: Any, index: int) -> Device:
 
 
 def open_on(device: Device, model: Path | Packed) -> Runner:
-    """Copy a packed model to a GPU.
+    """Copy a packed model to a GPU, and run a token, for which kernels are compiled.
 
     Raises:
         CheckpointError: The file is damaged.
         GraphError: The kernels do not compute a part of the model.
-        UserInputError: The GPU has too little free memory, or another process has it alone.
+        UserInputError: The GPU has too little free memory, or cannot run the kernels.
     """
     import torch
+    from triton.errors import TritonError
 
     from qdqbert.engines.cuda.runner import CudaRunner
 
     _check_fork(torch, device.name)
     try:
-        return CudaRunner(model, torch.device(device.name), device.capability)
-    except torch.cuda.OutOfMemoryError as error:
+        runner = CudaRunner(model, torch.device(device.name), device.capability)
+        runner.run_token()
+    except QdqBertError:
+        raise
+    except (torch.cuda.OutOfMemoryError, MemoryError) as error:
         reason = f"the model does not fit into the free memory of {device.card}"
         raise _refused(device.name, reason) from error
-    except torch.AcceleratorError as error:
-        # Another process has the GPU alone, or so little memory is free that CUDA does not start.
-        reason = f"CUDA does not start on {device.card}: {one_line(error)}"
+    except (RuntimeError, OSError, TritonError) as error:
+        # Another process can have the GPU alone, and a disk can have no room for compiled kernels.
+        reason = f"the kernels do not run on {device.card}: {one_line(error)}"
         raise _refused(device.name, reason) from error
+    return runner
 
 
 def _check_fork(torch: Any, name: str) -> None:
@@ -166,28 +188,22 @@ def _check_fork(torch: Any, name: str) -> None:
 
 def _start_triton(name: str) -> None:
     """Load what Triton compiles for this machine when it first runs a kernel."""
-    from triton.runtime import driver
-
     try:
+        from triton.runtime import driver
+
         driver.active.get_current_target()
-    except (
-        RuntimeError,
-        OSError,
-        AssertionError,
-        ImportError,
-        subprocess.SubprocessError,
-    ) as error:
+    # It is told by errors of all kinds, of processes of a compiler, too.
+    except Exception as error:
         raise _refused(
             name,
             f"Triton does not start: {one_line(error)}. It needs a C compiler and the headers of "
-            "Python, as those of the packages gcc and python3-dev",
+            "Python, as those of the packages gcc and python3-dev, and a folder that can be "
+            "written, as TRITON_CACHE_DIR",
         ) from error
 
 
-def _reason(torch: Any, said: Sequence[warnings.WarningMessage]) -> str:
+def _reason(said: Sequence[warnings.WarningMessage]) -> str:
     """Return why torch sees no GPU, given its warnings, as that a driver is too old."""
-    if torch.version.cuda is None:
-        return ", as it is built for CPUs. Install a build for CUDA"
     if said:
         return f": {one_line(said[-1].message)}"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -20,6 +20,9 @@ _CHANNELS = 256
 Step = Callable[[torch.Tensor], torch.Tensor]
 """A function of rows in float32 with padding of channels, whose zeros it keeps."""
 
+Output = tuple[bool, torch.Tensor]
+"""Whether an output has a row for each token, not for each text, and the rows."""
+
 
 class Heads:
     """The heads of a model. The result of a row does not depend on the other rows.
@@ -38,15 +41,15 @@ class Heads:
 
     def run(
         self, states: torch.Tensor, starts: torch.Tensor, wanted: Collection[str]
-    ) -> dict[str, tuple[bool, torch.Tensor]]:
-        """Return outputs, and whether each has a row for each token or for each text.
+    ) -> dict[str, Output]:
+        """Return outputs by name.
 
         Args:
             states: Last hidden states, `(tokens, hidden)`, with padding of channels.
             starts: Index of the first token of each text, and of the end, on the device.
             wanted: Names of the outputs.
         """
-        found: dict[str, tuple[bool, torch.Tensor]] = {}
+        found: dict[str, Output] = {}
         for head in self._heads:
             names = [name for name in head.columns if name in wanted]
             if names:

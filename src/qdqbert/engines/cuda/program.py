@@ -142,17 +142,19 @@ def buffers_of(model: Model, tokens: int) -> Buffers:
     """Return buffers for up to a number of tokens, which programs that take turns can share."""
     width, inner, hidden = model.width, padded(model.settings["inner"]), model.hidden
     features, half = model.features, torch.float16
+    # Sums of normalized parts stay small. Others grow from layer to layer, beyond float16, by parts
+    # that are beyond it.
+    wide = torch.float32 if features.norms_first else half
     channels = {
         # Before the projection, if there is one.
         "embedded": (model.words.shape[1] if model.projection else 0, torch.float32),
-        # Sums of normalized parts stay small. Others grow from layer to layer, beyond float16.
-        "states": (hidden, torch.float32 if features.norms_first else half),
+        "states": (hidden, wide),
         "codes of states": (hidden, half if features.floats else torch.int8),
         # Queries, keys and values.
         "projected": (3 * width, half),
         "contexts": (width, half),
         # What is added to the states.
-        "local": (hidden, half),
+        "local": (hidden, wide),
         "inner": (inner, half),
         "last": (hidden, torch.float32),
         # Of the codes that are read next.
@@ -177,6 +179,7 @@ class Program:
         starts: Their part with the first token of each text, and the end.
         launches: The launches, in order.
         states: `(tokens, hidden)` float32, the last hidden states, with padding of channels.
+        graph: The launches as a graph, once they were captured.
     """
 
     def __init__(self, model: Model, buffers: Buffers, tokens: int) -> None:
@@ -187,11 +190,22 @@ class Program:
         self._count, self._places, self._blocks, self.starts = parts_of(self.numbers, tokens)
         self.states = self._rows["last"]
         self.launches = tuple(self._launches())
+        self.graph: torch.cuda.CUDAGraph | None = None
 
     def run(self) -> None:
         """Run the launches on the current stream."""
+        if self.graph is not None:
+            self.graph.replay()
+            return
         for launch in self.launches:
             launch()
+
+    def capture(self, stream: torch.cuda.Stream) -> None:
+        """Make a graph of the launches, whose kernels were compiled."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            self.run()
+        self.graph = graph
 
     def _launches(self) -> Iterator[Launch]:
         layers = self._model.layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from qdqbert.engines.cuda import texts
-from qdqbert.engines.cuda.heads import Heads
-from qdqbert.engines.cuda.program import Program, buffers_of
+from qdqbert.engines.cuda.heads import Heads, Output
+from qdqbert.engines.cuda.program import Buffers, Program, buffers_of
 from qdqbert.engines.cuda.texts import Texts
 from qdqbert.engines.cuda.weights import Model
 from qdqbert.engines.index_limits import check_ids
@@ -28,6 +29,7 @@ from qdqbert.engines.token_inputs import (
     word_factors,
 )
 
+_LOGGER = logging.getLogger("qdqbert")
 # Values of the tokens that run together in a head, as scores of a vocabulary: a gigabyte.
 _MOST_SCORES = 2**28
 # Graphs are captured one at a time, whatever threads run models.
@@ -51,7 +53,7 @@ class CudaRunner:
         *,
         tokens: int | None = None,
     ) -> None:
-        """Copy a model to a device, with the memory for all but very long texts.
+        """Copy a model to a device. The memory for texts is taken when the first ones run.
 
         Args:
             model: The file of a packed model, or the model.
@@ -69,10 +71,8 @@ class CudaRunner:
         self._settings, self._device = packed.settings, device
         self._heads = Heads(self._model)
         self._tokens = tokens or _tokens_together(self._model, self._heads.widest)
-        sizes = texts.capacities(max(self._tokens, packed.settings["limit"]))
-        buffers = buffers_of(self._model, sizes[-1])
-        self._programs = {each: Program(self._model, buffers, each) for each in sizes}
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._buffers: Buffers = {}
+        self._programs: dict[int, Program] = {}
         self._stream: Any = None
         if self._device.type == "cuda":
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -90,54 +90,76 @@ class CudaRunner:
         Raises:
             UserInputError: An input is missing or has a wrong dtype or shape, a token id is outside
                 of the vocabulary, or a text is empty or longer than the model takes.
-            MemoryError: The GPU has too little free memory.
+            MemoryError: The GPU has too little free memory, even for one text at a time.
         """
         found = read_inputs(inputs, self._settings)
         batch = self._without_padding(found)
         names = [each for each in self.output_names if wanted is None or each in wanted]
-        try:
-            with self._running, torch.inference_mode(), self._on_stream():
-                parts = [self._forward(each, names) for each in batch.chunks(self._tokens)]
-                return {
-                    name: _with_padding([each[name] for each in parts], found) for name in names
-                }
-        except torch.cuda.OutOfMemoryError as error:
-            raise MemoryError(
-                f"{self._device} has too little free memory for {len(batch.attended)} texts of "
-                f"{batch.starts[-1]} tokens. Run fewer or shorter texts at a time, or load the "
-                "model with `device='cpu'`."
-            ) from error
+        with self._running, torch.inference_mode(), self._on_stream():
+            parts = self._run(batch, names)
+            return {name: _with_padding([each[name] for each in parts], found) for name in names}
 
-    def _forward(self, batch: Texts, names: Sequence[str]) -> dict[str, tuple[bool, torch.Tensor]]:
+    def run_token(self) -> None:
+        """Run a token, so that kernels are compiled."""
+        one = np.ones((1, 1, 1) if self._settings["has_choices"] else (1, 1), np.int64)
+        self.run({"input_ids": 0 * one, "attention_mask": one})
+
+    def _run(self, batch: Texts, names: Sequence[str]) -> list[dict[str, Output]]:
+        """Return the outputs of texts in parts, of as many tokens as there is memory for."""
+        first, parts = 0, list[dict[str, Output]]()
+        while first < len(batch.attended):
+            some = batch.part(first, self._tokens)
+            count, tokens = len(some.attended), int(some.starts[-1])
+            try:
+                parts.append(self._forward(some, names))
+                first += count
+                continue
+            except torch.cuda.OutOfMemoryError as error:
+                if count == 1:
+                    raise MemoryError(
+                        f"{self._device} has too little free memory for a text of {tokens} tokens. "
+                        "Run a shorter one, or load the model with `device='cpu'`."
+                    ) from error
+            # After the error, which keeps tensors.
+            self._tokens = tokens // 2
+            _LOGGER.info(
+                "%s has too little free memory for %d tokens, and runs up to %d together from now "
+                "on.",
+                self._device,
+                tokens,
+                self._tokens,
+            )
+        return parts
+
+    def _forward(self, batch: Texts, names: Sequence[str]) -> dict[str, Output]:
         """Return the outputs of heads for texts that fit into a program."""
-        capacity = batch.capacity
-        size, is_gpu = texts.size_of(capacity), self._stream is not None
         # torch uses pinned memory again when it was copied.
+        size, is_gpu = texts.size_of(batch.capacity), self._stream is not None
         numbers = torch.zeros(size, dtype=torch.int32, pin_memory=is_gpu)
         batch.write(numbers.numpy())
-        program = self._programs.get(capacity)
-        if program is None:
-            # The memory for a very long text is free again after it.
-            program = Program(self._model, buffers_of(self._model, capacity), capacity)
+        program = self._program(batch.capacity)
         program.numbers.copy_(numbers, non_blocking=True)
-        if (graph := self._graphs.get(capacity)) is not None:
-            graph.replay()
-        else:
-            program.run()
-            if is_gpu and capacity in self._programs:
-                # Kernels are compiled before they are captured.
-                self._graphs[capacity] = self._captured(program)
+        program.run()
+        if is_gpu and batch.capacity in self._programs and program.graph is None:
+            # Kernels are compiled before they are captured.
+            with _CAPTURING:
+                program.capture(self._stream)
         states, starts = program.states[: batch.starts[-1]], program.starts[: len(batch.starts)]
         return self._heads.run(states, starts, names)
 
-    def _captured(self, program: Program) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        with (
-            _CAPTURING,
-            torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),
-        ):
-            program.run()
-        return graph
+    def _program(self, capacity: int) -> Program:
+        """Return the program for some tokens. All share the buffers of the longest one."""
+        if capacity > texts.CAPACITIES[-1]:
+            # The memory for a very long text is free again after it.
+            return Program(self._model, buffers_of(self._model, capacity), capacity)
+        if not self._buffers or capacity > len(self._buffers["states"]):
+            if self._stream is not None:
+                self._stream.synchronize()
+            self._programs, self._buffers = {}, {}
+            self._buffers = buffers_of(self._model, capacity)
+        if capacity not in self._programs:
+            self._programs[capacity] = Program(self._model, self._buffers, capacity)
+        return self._programs[capacity]
 
     def _without_padding(self, found: TokenInputs) -> Texts:
         settings, mask = self._settings, found.kept != 0
@@ -178,11 +200,9 @@ class CudaRunner:
                 self._stream.synchronize()
 
 
-def _with_padding(
-    found: Sequence[tuple[bool, torch.Tensor]], inputs: TokenInputs
-) -> NDArray[np.float32]:
+def _with_padding(found: Sequence[Output], inputs: TokenInputs) -> NDArray[np.float32]:
     """Return an output in the shape of the inputs, with zeros at padding."""
-    rows: NDArray[np.float32] = torch.cat([each for _, each in found]).cpu().numpy()
+    rows: NDArray[np.float32] = np.concatenate([each.cpu().numpy() for _, each in found])
     if found[0][0]:
         whole = np.zeros((*inputs.kept.shape, *rows.shape[1:]), np.float32)
         whole[inputs.kept != 0] = rows

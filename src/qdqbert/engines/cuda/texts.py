@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -61,24 +59,22 @@ class Texts:
         fits = (each for each in CAPACITIES if count <= each and blocks <= blocks_in(each))
         return next(fits, padded(count, 16))
 
-    def chunks(self, most: int) -> Iterator[Texts]:
-        """Yield the texts in parts that fit into a program of up to a number of tokens.
+    def part(self, first: int, most: int) -> Texts:
+        """Return texts from the first one on that fit into a program of up to some tokens.
 
         A text of more tokens is a part of its own.
         """
-        starts, blocks, first = self.starts, np.append(0, self._block_counts.cumsum()), 0
-        while first < len(self.attended):
-            end = min(
-                np.searchsorted(starts, starts[first] + most, side="right"),
-                np.searchsorted(blocks, blocks[first] + blocks_in(most), side="right"),
-            )
-            end = max(int(end) - 1, first + 1)
-            yield Texts(
-                tokens=self.tokens[:, starts[first] : starts[end]],
-                starts=starts[first : end + 1] - starts[first],
-                attended=self.attended[first:end],
-            )
-            first = end
+        starts, blocks = self.starts, np.append(0, self._block_counts.cumsum())
+        end = min(
+            np.searchsorted(starts, starts[first] + most, side="right"),
+            np.searchsorted(blocks, blocks[first] + blocks_in(most), side="right"),
+        )
+        end = max(int(end) - 1, first + 1)
+        return Texts(
+            tokens=self.tokens[:, starts[first] : starts[end]],
+            starts=starts[first : end + 1] - starts[first],
+            attended=self.attended[first:end],
+        )
 
     def write(self, numbers: NDArray[np.int32]) -> None:
         """Write them into zeros, the numbers of a program with their capacity."""
@@ -106,11 +102,6 @@ def parts_of(numbers: Any, capacity: int) -> tuple[Any, Any, Any, Any]:
     tokens = numbers[_NUMBERS:first].reshape(_NUMBERS, capacity)
     blocks = numbers[first:second].reshape(-1, _NUMBERS)
     return numbers[:_NUMBERS], tokens, blocks, numbers[second:]
-
-
-def capacities(most: int) -> tuple[int, ...]:
-    """Return those of `CAPACITIES` that texts of up to a number of tokens need."""
-    return CAPACITIES[: bisect.bisect_left(CAPACITIES, most) + 1]
 
 
 def blocks_in(capacity: int) -> int:

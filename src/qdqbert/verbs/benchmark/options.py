@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqbert.common.choices import EngineName, ProviderName
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.objects import Several, SeveralModels
+from qdqbert.common.objects import DeviceName, Several, SeveralModels
 from qdqbert.common.options.declared import option
 from qdqbert.engines.cuda.device import check_device
 from qdqbert.pipeline.calls import Call
@@ -36,7 +36,7 @@ class BenchmarkOptions(Call):
 
     models: SeveralModels = option(kw_only=False)
     engines: Several[EngineName] = option(default=(), flag="engine")
-    device: str | None = None
+    device: DeviceName = option(default=None)
     provider: ProviderName | None = None
     batches: Several[int] = option(default=(1, 8), flag="batch", at_least=1)
     sequences: Several[int] = option(default=_SEQUENCES, flag="sequence", at_least=1)

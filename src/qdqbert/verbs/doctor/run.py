@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from qdqbert.common import cache
 from qdqbert.common.extras import EXTRAS, is_installed
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
+from qdqbert.engines.cuda.device import OTHER_BUILD, torch_is_for
 from qdqbert.engines.providers import PROVIDERS
 from qdqbert.engines.registry import ENGINES, install_command
 from qdqbert.engines.registry import is_installed as is_engine_installed
@@ -144,7 +145,7 @@ def _extra(name: str) -> Part:
         name=name,
         purpose=extra.purpose,
         version=version_of(extra.modules[0]) if is_there else None,
-        details=(),
+        details=(f"torch for {torch_is_for()}",) if is_there and name == "cuda" else (),
         install=None if is_there else f"pip install 'qdqbert[{name}]'",
     )
 
@@ -157,11 +158,11 @@ def _notices(engines: Collection[Part], gpus: Collection[str]) -> list[str]:
             "The native engine has no fast kernel for this CPU, and can be 20 times slower than "
             "ONNX Runtime. Use another engine."
         )
+    use = "This machine has a GPU, on which `run` and `serve` run models by `device='cuda'`. "
     if gpus and not all(map(is_installed, EXTRAS["cuda"].modules)):
-        notices.append(
-            "This machine has a GPU, on which `run` and `serve` run models by `device='cuda'`. "
-            "Install what it takes with: pip install 'qdqbert[cuda]'"
-        )
+        notices.append(f"{use}Install what it takes with: pip install 'qdqbert[cuda]'")
+    elif gpus and (kind := torch_is_for()) != "CUDA":
+        notices.append(f"{use}The installed torch is built for {kind}. {OTHER_BUILD}.")
     if gpus and "provider cuda" not in providers:
         notices.append(
             "This machine has a GPU, but the installed onnxruntime cannot use it. To run graphs "

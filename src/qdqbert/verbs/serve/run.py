@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import logging
 import socket
@@ -16,6 +17,7 @@ from qdqbert.common.extras import require
 from qdqbert.common.machine import usable_cores
 from qdqbert.common.progress import Progress
 from qdqbert.evidence.reporting.serve import ServeReport
+from qdqbert.loading.device_choice import choose_place
 from qdqbert.runtime.model import Model
 from qdqbert.verbs.serve.options import ServeOptions
 from qdqbert.verbs.serve.process import serve_here
@@ -42,8 +44,12 @@ def run(options: ServeOptions, progress: Progress) -> ServeReport:
         options.warn_of_empty_key()
     start = time.monotonic()
     # A GPU has room for few copies of a model.
-    is_one = options.device not in (None, "cpu") or sys.platform == "win32"
-    count = options.workers or (1 if is_one else max(1, usable_cores() // _CORES_OF_A_WORKER))
+    count = options.workers or 1
+    # Processes that are forked cannot use a GPU that was looked at before.
+    if options.workers is None and choose_place(options.device).device is None:
+        options = dataclasses.replace(options, device=None)
+        if sys.platform != "win32":
+            count = max(1, usable_cores() // _CORES_OF_A_WORKER)
     with _bound(options, count) as listeners:
 
         def announce(models: list[ServedModel]) -> None:
