@@ -128,7 +128,7 @@ def rotate(x: Array, rotary: Rotary) -> Array:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
-def attend(x: Array, attention: Attention) -> Array:
+def attend(x: Array, attention: Attention, attended: int | None = None) -> Array:
     query, key, value = (
         optional_norm(split_heads(linear(x, layer), attention.heads), own)
         if attention.norms_each_head
@@ -161,6 +161,9 @@ def attend(x: Array, attention: Attention) -> Array:
         scores = np.where(distance <= 0, scores, -np.inf)
     if attention.window is not None:
         scores = np.where(np.abs(distance) <= attention.window, scores, -np.inf)
+    if attended is not None:
+        # The others expand the text.
+        scores[..., attended:] = -np.inf
     exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
     probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)
     context = round_trip(probabilities, attention.probability_codes) @ value
@@ -179,9 +182,9 @@ def optional_norm(x: Array, layer: Norm | None) -> Array:
     return x if layer is None else norm(x, layer)
 
 
-def run_layer(x: Array, layer: Layer) -> Array:
-    attended = attend(optional_norm(x, layer.attention_norm), layer.attention)
-    x = add(attended, x, layer.attention_residual)
+def run_layer(x: Array, layer: Layer, attended: int | None = None) -> Array:
+    local = attend(optional_norm(x, layer.attention_norm), layer.attention, attended)
+    x = add(local, x, layer.attention_residual)
     normed = optional_norm(x, layer.up_norm)
     wide = ACTIVATIONS[layer.activation](linear(normed, layer.up))
     if layer.gate is not None:
@@ -242,17 +245,20 @@ def run_steps(x: Array, steps: Sequence[Any]) -> Array:
     return x
 
 
-def run_text(model: EncoderModel, ids: Any, token_types: Any) -> dict[str, Array]:
+def run_text(
+    model: EncoderModel, ids: Any, token_types: Any, attended: int | None = None
+) -> dict[str, Array]:
     """Compute the outputs for one text without padding.
 
     Args:
         model: The model.
         ids: Token ids, `(tokens,)`.
         token_types: Token types, `(tokens,)`.
+        attended: Number of tokens that are attended to; all by default.
     """
     x = embedded = embed(model.embeddings, ids, token_types)
     for index, layer in enumerate(model.layers):
-        x = run_layer(x, layer)
+        x = run_layer(x, layer, attended)
         if index == 0 and model.convolution is not None:
             x = convolve(x, embedded, model.convolution)
     x = optional_norm(x, model.final_norm)
@@ -270,17 +276,21 @@ def run_encoder(model: EncoderModel, inputs: Mapping[str, Any]) -> dict[str, Arr
     shape = inputs["input_ids"].shape
     tokens = shape[-1]
     ids = inputs["input_ids"].reshape(-1, tokens)
-    lengths = inputs["attention_mask"].reshape(-1, tokens).sum(axis=1)
+    mask = inputs["attention_mask"].reshape(-1, tokens)
+    attended = lengths = mask.sum(axis=1)
+    if model.expansion_id is not None:
+        lengths = (mask | (ids == model.expansion_id)).sum(axis=1)
     if model.filled_id is not None:
         room = [(0, 0), (0, model.limit - tokens)]
-        ids = np.where(inputs["attention_mask"].reshape(-1, tokens), ids, model.filled_id)
+        ids = np.where(mask, ids, model.filled_id)
         ids = np.pad(ids, room, constant_values=model.filled_id)
-        lengths = np.full(len(ids), model.limit)
+        attended = lengths = np.full(len(ids), model.limit)
     types = np.zeros_like(ids)
     if "token_type_ids" in model.input_names:
         types = inputs["token_type_ids"].reshape(-1, tokens)
     texts = [
-        run_text(model, ids[i, :length], types[i, :length]) for i, length in enumerate(lengths)
+        run_text(model, ids[i, :length], types[i, :length], attended[i])
+        for i, length in enumerate(lengths)
     ]
     of_tokens = {output.name: head.is_of_tokens for head in model.heads for output in head.outputs}
     outputs = {}

@@ -229,11 +229,20 @@ def test_states_are_added_and_normalized(width, norms_local, keeps_sum, again, c
 KEYS = attention_of(24)["keys"]
 
 
-@pytest.mark.parametrize("options", ["plain", "causal", "windowed", "biased", "all"])
-@pytest.mark.parametrize("length", [1, KEYS - 1, KEYS, KEYS + 1])
+@pytest.mark.parametrize(
+    ("length", "options"),
+    [
+        *itertools.product(
+            (1, KEYS - 1, KEYS, KEYS + 1), ("plain", "causal", "windowed", "biased", "all")
+        ),
+        # The last queries see no key of the first block.
+        (2 * KEYS + 1, "windowed"),
+        (2 * KEYS + 1, "all"),
+    ],
+)
 def test_attention_of_a_text_ignores_the_texts_around_it(length, options) -> None:
     rng = np.random.default_rng(length)
-    heads, size, window, limit = 2, 24, 5, 70
+    heads, size, window, limit = 2, 24, 5, 2 * KEYS + 1
     has = {each: options in (each, "all") for each in ("causal", "windowed", "biased")}
     lengths = [3, length, 2]
     starts = np.append(0, np.cumsum(lengths))

@@ -19,6 +19,7 @@ import pytest
 
 from encoder_reference import run_encoder, run_head
 from native_models import (
+    ALL_PARTS,
     DECODER,
     DISENTANGLED,
     EXPERTS,
@@ -715,6 +716,20 @@ def test_a_forked_process_starts_its_own_workers(save) -> None:
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert text_bits(runner, inputs) == expected
+
+
+@pytest.mark.parametrize("name", ["bert", "modern", "decoder"])
+def test_tokens_that_expand_a_text_attend_to_its_other_tokens(name) -> None:
+    # With a window for all.
+    shape = dataclasses.replace(ALL_PARTS[name], floats=True)
+    model = dataclasses.replace(random_model(shape), expansion_id=VOCABULARY - 1)
+    inputs = random_batch((9, 5))
+    for row, length in enumerate((2, 4)):
+        inputs["input_ids"][row, length:] = VOCABULARY - 1
+        inputs["attention_mask"][row, length:] = 0
+    found = NativeRunner(pack_model(model, precision="float"), threads=1).run(inputs)
+    wanted = run_encoder(model, inputs)
+    assert sqnr_db(wanted["last_hidden_state"], found["last_hidden_state"]) > 90
 
 
 def test_tokens_that_expand_a_text_follow_its_other_tokens(tmp_path) -> None:

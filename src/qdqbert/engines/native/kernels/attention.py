@@ -241,7 +241,7 @@ def _emit_softmax(module: Module, isa: InstructionSet, features: Features) -> No
         with f.loop(0, f.rows) as row:
             # Keys are counted from the first one.
             query, place = f.query + row - f.first, scores + row * stride
-            end = is_causal.select(query + 1, f.length)
+            end = is_causal.select((query + 1).minimum(f.length), f.length)
             if features.windowed:
                 window = LAYER.read(f.layer, "window")
                 _mask_before(f, lanes, place, query - window)
