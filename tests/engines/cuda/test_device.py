@@ -129,14 +129,18 @@ def test_what_torch_warns_of_is_said(cards, monkeypatch) -> None:
         device.find_device("cuda")
 
 
-def test_a_gpu_that_another_process_has_alone_is_refused(cards, monkeypatch) -> None:
-    def fail() -> None:
-        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable")
+@pytest.mark.parametrize("name", ["cuda", "auto"])
+@pytest.mark.parametrize(
+    "error", [RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError], ids=repr
+)
+def test_a_gpu_that_another_process_has_alone_is_refused(cards, monkeypatch, error, name) -> None:
+    def fail(*_: object) -> None:
+        raise error("CUDA error: all CUDA-capable devices are busy or unavailable")
 
     cards((8, 0))
-    monkeypatch.setattr(torch.cuda, "current_device", fail)
-    with pytest.raises(UserInputError, match=r"`device='cuda'`: CUDA does not start: .*busy"):
-        device.find_device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", fail)
+    with pytest.raises(UserInputError, match=rf"`device='{name}'`: CUDA does not start: .*busy"):
+        device.find_device(name)
 
 
 @pytest.mark.parametrize(

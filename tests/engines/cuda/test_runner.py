@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from qdqbert.encoders.model import Head, HeadOutput, Linear, Norm
 from qdqbert.engines.cuda import program, texts
 from qdqbert.engines.cuda import runner as cuda_runner
 from qdqbert.engines.cuda.runner import CudaRunner
+from qdqbert.engines.cuda.weights import Model
 from qdqbert.engines.native.packed import pack_model
 from qdqbert.engines.native.runner import NativeRunner
 from qdqbert.evidence.fidelity import sqnr_db
@@ -309,6 +313,25 @@ def test_memory_is_taken_when_it_is_needed_and_shared(room) -> None:
             runner.run(random_batch((length,)))
         assert [tokens for tokens, states in taken if states() is not None] == wanted
     assert [tokens for tokens, _ in taken] == [8, 16, 48]
+
+
+def test_a_captured_program_is_replayed_and_garbage_does_not_end_its_capture(monkeypatch) -> None:
+    events: list[str] = []
+
+    @contextlib.contextmanager
+    def capturing(graph: Any, *, stream: Any, capture_error_mode: str) -> Iterator[None]:
+        events.append(capture_error_mode)
+        yield
+
+    graph = SimpleNamespace(replay=lambda: events.append("replay"))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "graph", capturing)
+    model = Model(packed_model(Shape(**SMALL, floats=True, layers=1)), CPU, 80)
+    made = program.Program(model, program.buffers_of(model, 8), 8)
+    made.launches = (lambda: events.append("launch"),)
+    made.capture(SimpleNamespace())
+    made.run()
+    assert events == ["relaxed", "launch", "replay"]
 
 
 def test_a_token_runs_in_any_model(with_heads, room) -> None:

@@ -58,7 +58,7 @@ def test_a_gpu_has_one_worker_and_the_cpu_one_for_some_cores(
         raise BoundError(options.device, found)
 
     monkeypatch.setattr(module, "choose_place", choose_place)
-    monkeypatch.setattr(module, "_usual_workers", lambda: 8)
+    monkeypatch.setattr(module, "usable_cores", lambda: 64)
     monkeypatch.setattr(module, "_bound", bound)
     with pytest.raises(BoundError) as caught:
         qdqbert.serve(["folder"], device=device, workers=workers, port=0)

@@ -97,17 +97,11 @@ def find_device(name: str) -> Device:
         import torch
     except (ImportError, OSError) as error:
         raise _refused(name, f"torch cannot be imported: {one_line(error)}") from error
-
     _check_fork(torch, name)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        is_there = torch.cuda.is_available()
-    if not is_there:
-        raise _refused(name, f"torch {torch.__version__} sees no NVIDIA GPU{_reason(said)}")
     try:
-        devices = [_read(torch, each) for each in _indices(torch, name)]
-    except RuntimeError as error:
-        # Another process can have the GPU alone, and a driver can be broken.
+        devices = _devices(torch, name)
+    # Another process can have the GPU alone, and a driver can be broken.
+    except (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError) as error:
         raise _refused(name, f"CUDA does not start: {one_line(error)}") from error
     new = [each for each in devices if each.capability >= LEAST_CAPABILITY]
     old = ", ".join(
@@ -122,30 +116,45 @@ def find_device(name: str) -> Device:
         )
     if old:
         _LOGGER.info("`device=%r` is %s: %s, and 8.0 is needed.", name, new[0], old)
-    _start_triton(name)
+    try:
+        from triton.runtime import driver
+
+        # It compiles what it needs on this machine.
+        driver.active.get_current_target()
+    # Errors are of all kinds, those of processes of a compiler among them.
+    except Exception as error:
+        raise _refused(
+            name,
+            f"Triton does not start: {one_line(error)}. It needs a C compiler and the headers of "
+            "Python, as those of the packages gcc and python3-dev, and a folder that can be "
+            "written, as TRITON_CACHE_DIR",
+        ) from error
     return new[0]
 
 
-def _indices(torch: Any, name: str) -> Sequence[int]:
-    """Return the numbers of the GPUs that a name can mean."""
-    count = torch.cuda.device_count()
-    if name == "auto":
-        return range(count)
-    found = _NAME.fullmatch(name)
-    assert found is not None, name
-    index = torch.cuda.current_device() if found[1] is None else int(found[1])
-    if index >= count:
+def _devices(torch: Any, name: str) -> list[Device]:
+    """Return the GPUs that a name can mean."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        is_there = torch.cuda.is_available()
+    if not is_there:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        reason = "" if hidden is None else f" with CUDA_VISIBLE_DEVICES={hidden!r}"
+        # It warns if a driver is too old.
+        reason = f": {one_line(said[-1].message)}" if said else reason
+        raise _refused(name, f"torch {torch.__version__} sees no NVIDIA GPU{reason}")
+    count, found = torch.cuda.device_count(), _NAME.fullmatch(name)
+    indices: Sequence[int] = range(count)
+    if found is not None:
+        indices = (torch.cuda.current_device() if found[1] is None else int(found[1]),)
+    if indices[-1] >= count:
         raise _refused(name, f"torch sees {count} GPU{'' if count == 1 else 's'}")
-    return (index,)
-
-
-def _read(torch: Any, index: int) -> Device:
-    major, minor = torch.cuda.get_device_capability(index)
-    return Device(
-        name=f"cuda:{index}",
-        card=torch.cuda.get_device_name(index),
-        capability=10 * major + minor,
-    )
+    devices = []
+    for index in indices:
+        major, minor = torch.cuda.get_device_capability(index)
+        card = torch.cuda.get_device_name(index)
+        devices.append(Device(name=f"cuda:{index}", card=card, capability=10 * major + minor))
+    return devices
 
 
 def open_on(device: Device, model: Path | Packed) -> Runner:
@@ -184,30 +193,6 @@ def _check_fork(torch: Any, name: str) -> None:
             "a GPU cannot be used in a forked process of one that used it. Start processes with "
             "`multiprocessing.get_context('spawn')`, or load the model in the process that uses it",
         )
-
-
-def _start_triton(name: str) -> None:
-    """Load what Triton compiles for this machine when it first runs a kernel."""
-    try:
-        from triton.runtime import driver
-
-        driver.active.get_current_target()
-    # It is told by errors of all kinds, of processes of a compiler, too.
-    except Exception as error:
-        raise _refused(
-            name,
-            f"Triton does not start: {one_line(error)}. It needs a C compiler and the headers of "
-            "Python, as those of the packages gcc and python3-dev, and a folder that can be "
-            "written, as TRITON_CACHE_DIR",
-        ) from error
-
-
-def _reason(said: Sequence[warnings.WarningMessage]) -> str:
-    """Return why torch sees no GPU, given its warnings, as that a driver is too old."""
-    if said:
-        return f": {one_line(said[-1].message)}"
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return "" if hidden is None else f" with CUDA_VISIBLE_DEVICES={hidden!r}"
 
 
 def _refused(name: str, reason: str) -> UserInputError:

@@ -203,7 +203,8 @@ class Program:
     def capture(self, stream: torch.cuda.Stream) -> None:
         """Make a graph of the launches, whose kernels were compiled."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        # Other modes refuse to destroy another graph meanwhile, which Python's garbage can have.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
             self.run()
         self.graph = graph
 

@@ -22,13 +22,6 @@ from qdqbert.engines.native.static import KIND
 from qdqbert.engines.native.storage import Packed
 from qdqbert.quantization.hadamard import Hadamard
 
-# Settings of packed models that the kernels do not compute, in words.
-_UNSUPPORTED = {
-    "relative": "relative positions (DeBERTa)",
-    "convolution": "a convolution of the embeddings",
-    "tail": "operations of an .onnx file that are not known",
-}
-
 # Side of the matrices that tensor cores multiply, at least.
 _LEAST = 16
 _COLUMNS = 64
@@ -286,17 +279,20 @@ def check_supported(packed: Packed) -> Features:
     if KIND in packed.settings:
         raise GraphError("The kernels for GPUs do not compute static embeddings.")
     features, settings = check_packed(packed), packed.settings
-    parts = [words for name, words in _UNSUPPORTED.items() if settings.get(name) is not None]
-    if features.rounds_attention or features.rounds_adds:
-        parts.append("fake quantization of attention or residual adds")
-    if POOLED in settings["input_names"]:
-        parts.append("poolings that leave out prompts")
-    if not (features.floats or features.dynamic):
-        parts.append("stored ranges of activations (target 'native')")
-    if features.has_experts:
-        parts.append("experts, of which each token takes some")
-    if not all(layer["shares_codes"] for layer in settings["layers"]):
-        parts.append("other codes for queries than for keys or values")
-    if parts:
-        raise GraphError(f"The kernels for GPUs do not compute {' and '.join(parts)}.")
+    parts = {
+        "relative positions (DeBERTa)": settings.get("relative") is not None,
+        "a convolution of the embeddings": settings.get("convolution") is not None,
+        "operations of an .onnx file that are not known": settings.get("tail") is not None,
+        "fake quantization of attention or residual adds": (
+            features.rounds_attention or features.rounds_adds
+        ),
+        "poolings that leave out prompts": POOLED in settings["input_names"],
+        "stored ranges of activations (target 'native')": not (features.floats or features.dynamic),
+        "experts, of which each token takes some": features.has_experts,
+        "other codes for queries than for keys or values": not all(
+            layer["shares_codes"] for layer in settings["layers"]
+        ),
+    }
+    if found := [words for words, is_there in parts.items() if is_there]:
+        raise GraphError(f"The kernels for GPUs do not compute {' and '.join(found)}.")
     return features
