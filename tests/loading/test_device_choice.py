@@ -191,6 +191,36 @@ def test_a_benchmark_on_a_gpu_times_float16_and_int8_there(gpu, checkpoints, mon
     assert seen[0].model != seen[1].model
 
 
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("float", "The kernels for GPUs do not compute relative positions"),
+        ("folder", "its targets are portable"),
+        ("graph", "it is a graph"),
+    ],
+)
+def test_a_benchmark_of_what_a_gpu_does_not_run_is_refused_and_auto_is_the_cpu(
+    gpu, checkpoints, quantized, monkeypatch, caplog, kind, reason
+) -> None:
+    seen = []
+    monkeypatch.setattr(
+        benchmark_run, "time_candidates", lambda candidates, *_, **__: seen.extend(candidates) or []
+    )
+    if kind == "float":
+        model = checkpoints("deberta-v2")
+    else:
+        folder = quantized("classifier").directory
+        model = folder if kind == "folder" else next(folder.glob("*.onnx"))
+    message = rf"`device`: .* does not run on GPUs, .*{reason}.* Pass `device='cpu'`"
+    with pytest.raises(UserInputError, match=message) as caught:
+        qdqbert.benchmark(model, device="cuda")
+    assert caught.value.argument == "device"
+    with caplog.at_level(logging.INFO, "qdqbert"):
+        qdqbert.benchmark(model, device="auto")
+    assert {each.device for each in seen} == {None}
+    assert "`benchmark` runs on the CPU, not on cpu (Interpreter): " in caplog.text
+
+
 def test_a_server_runs_its_models_on_a_gpu(gpu, checkpoints, caplog) -> None:
     options = ServerOptions((str(checkpoints("sentence")),), device="cuda")
     with caplog.at_level(logging.INFO, "qdqbert"), open_models(options, Silent()) as models:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import cast
 
 from qdqbert.common.choices import ENGINE_NAMES, EngineName
-from qdqbert.common.errors import CheckpointError, UserInputError, naming
+from qdqbert.common.errors import CheckpointError, GraphError, UserInputError, naming
 from qdqbert.common.options.onnx import is_onnx_file
 from qdqbert.common.progress import Progress
 from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.engines.cuda.device import Device
+from qdqbert.engines.native.storage import load_packed
 from qdqbert.engines.registry import check_engine, float_engine, is_installed
 from qdqbert.evidence.latency import Candidate, Timing, speedup, time_candidates
 from qdqbert.evidence.reporting.benchmark import BenchmarkReport
@@ -44,9 +45,21 @@ class _Found:
 
 
 def run(options: BenchmarkOptions, progress: Progress) -> BenchmarkReport:
-    """Measure the latency of models."""
+    """Measure the latency of models, all on a GPU or all on the CPU."""
+    place = choose_place(options.device)
+    try:
+        return _measure(options, progress, place.device)
+    except UserInputError as error:
+        if place.device is None or place.is_needed or error.argument != "device":
+            raise
+        place.leave("`benchmark`", str(error))
+    return _measure(options, progress, None)
+
+
+def _measure(
+    options: BenchmarkOptions, progress: Progress, device: Device | None
+) -> BenchmarkReport:
     engines = options.engines
-    device = choose_place(options.device).device
     if device is not None:
         engines = ("native",)
     elif options.provider is not None:
@@ -56,7 +69,10 @@ def run(options: BenchmarkOptions, progress: Progress) -> BenchmarkReport:
     found: list[_Found] = []
     for model in options.models:
         with progress.stage(f"Loading {Path(model).name}"), naming("models"):
-            found.append(_find(os.fspath(model), engines, options.given_sequences, device))
+            each = _find(os.fspath(model), engines, options.given_sequences, device)
+        if device is not None:
+            _check_on_gpu(os.fspath(model), each.candidates)
+        found.append(each)
     candidates = [
         dataclasses.replace(each, provider=options.provider, device=device)
         for each in _shared_engines(found, options, engines)
@@ -135,6 +151,8 @@ def _find(
     float_engines = tuple(dict.fromkeys(float_engine(engine) for engine in engines or installed))
     if is_artifact(path):
         artifact = open_artifact(path)
+        if device is not None and ON_GPU not in artifact.targets:
+            raise _not_on_gpu(model, f"its targets are {', '.join(artifact.targets)}")
         usable = [engine for engine in installed if engine in artifact.engines]
         check_sequences(sequences, model, artifact.max_length)
         return _Found(
@@ -145,6 +163,8 @@ def _find(
         )
     is_openvino = path.suffix.lower() == ".xml" and not path.is_dir()
     if is_onnx_file(model) or is_openvino:
+        if device is not None:
+            raise _not_on_gpu(model, "it is a graph")
         if not path.is_file():
             raise UserInputError(f"{model!r} does not exist.")
         return _Found(
@@ -176,6 +196,25 @@ def _find(
         return _Found(candidates=in_float, max_length=longest, notices=tuple(notices))
     candidates = [*in_float, *_graphs(f"{model} in INT8", rounded, ["native"])]
     return _Found(candidates=candidates, max_length=longest, notices=tuple(notices))
+
+
+def _check_on_gpu(model: str, candidates: Sequence[Candidate]) -> None:
+    """Refuse packed models that the kernels for GPUs do not compute."""
+    from qdqbert.engines.cuda.weights import check_supported
+
+    for each in candidates:
+        try:
+            check_supported(load_packed(each.model))
+        except GraphError as error:
+            raise _not_on_gpu(model, str(error).rstrip(".")) from error
+
+
+def _not_on_gpu(model: str, reason: str) -> UserInputError:
+    return UserInputError(
+        f"`device`: {model!r} does not run on GPUs, which run float checkpoints and the target "
+        f"{ON_GPU!r}: {reason}. Pass `device='cpu'`, or leave it out.",
+        argument="device",
+    )
 
 
 def _in_float(
