@@ -297,8 +297,9 @@ def test_a_gpu_without_room_for_one_text_says_what_to_do(with_heads, room) -> No
     assert runner.run(random_batch((2,)), ["logits"])
 
 
-def test_memory_is_taken_when_it_is_needed_and_shared(room) -> None:
+def test_memory_is_taken_when_it_is_needed_and_shared(room, monkeypatch) -> None:
     taken = room(1000)
+    monkeypatch.setattr(program.Program, "run", lambda self: None)
     runner = runner_of(packed_model(Shape(**SMALL, floats=True, layers=1)))
     for length, wanted in (
         (None, []),
