@@ -106,9 +106,10 @@ class CudaRunner:
 
     def _run(self, batch: Texts, names: Sequence[str]) -> list[dict[str, Output]]:
         """Return the outputs of texts in parts, of as many tokens as there is memory for."""
-        first, parts = 0, list[dict[str, Output]]()
+        # Another program can need the memory for a while, so that the next call tries again.
+        first, most, parts = 0, self._tokens, list[dict[str, Output]]()
         while first < len(batch.attended):
-            some = batch.part(first, self._tokens)
+            some = batch.part(first, most)
             count, tokens = len(some.attended), int(some.starts[-1])
             try:
                 parts.append(self._forward(some, names))
@@ -121,14 +122,9 @@ class CudaRunner:
                         "Run a shorter one, or load the model with `device='cpu'`."
                     ) from error
             # After the error, which keeps tensors.
-            self._tokens = tokens // 2
-            _LOGGER.info(
-                "%s has too little free memory for %d tokens, and runs up to %d together from now "
-                "on.",
-                self._device,
-                tokens,
-                self._tokens,
-            )
+            most = tokens // 2
+            message = "%s has too little free memory for %d tokens, and runs up to %d together."
+            _LOGGER.info(message, self._device, tokens, most)
         return parts
 
     def _forward(self, batch: Texts, names: Sequence[str]) -> dict[str, Output]:
