@@ -205,3 +205,12 @@ def test_a_damaged_table_is_refused(tmp_path) -> None:
     ):
         with pytest.raises(CheckpointError, match="damaged"):
             open_packed(static.Packed(**{**vars(packed), **change}))
+
+
+def test_benchmark_draws_words_of_the_table(tmp_path) -> None:
+    # config.json of model2vec does not say how many there are.
+    folder = save_model2vec(tmp_path / "model", {"embeddings": ROWS})
+    report = qdqbert.benchmark(
+        [folder], engines=["native"], batches=[8], sequences=[4], rounds=1, seconds=0.01
+    )
+    assert [each.name for each in report.timings] == [str(folder), f"{folder} in INT8"]

@@ -10,6 +10,7 @@ from qdqbert.common import extras
 from qdqbert.common.choices import ENGINE_NAMES, EngineName
 from qdqbert.common.errors import MissingExtraError, UserInputError
 from qdqbert.common.files import refuse_pointer
+from qdqbert.engines.index_limits import index_limits
 from qdqbert.engines.providers import check_provider
 from qdqbert.engines.runner import Runner
 
@@ -158,6 +159,18 @@ def open_runner(
         precision=precision,
         low_memory=low_memory,
     )
+
+
+def count_ids(engine: str, model: Path) -> int | None:
+    """Return the number of token ids that a graph takes; `None` if it has no table of them.
+
+    It is read from the file that `open_runner` loads, since settings next to it can lack it.
+    """
+    if engine == "native":
+        from qdqbert.engines.native.storage import load_packed
+
+        return len(load_packed(model).arrays["words"])
+    return index_limits(model).get("input_ids")
 
 
 def _open_native(model: Path, *, threads: int | None, streams: int, kernel: str | None) -> Runner:

@@ -30,7 +30,6 @@ class Candidate:
 
     Attributes:
         name: Name for tables, unique among the candidates of a call.
-        vocab_size: Token ids are drawn below this number.
         choices: Number of texts in one input, for multiple choice.
         provider: Execution provider of ONNX Runtime; the CPU provider if `None`.
         device: The GPU that runs the graph of the native engine; `None` for the CPU.
@@ -39,7 +38,6 @@ class Candidate:
     name: str
     engine: str
     model: Path
-    vocab_size: int
     choices: int | None = None
     provider: str | None = None
     device: Device | None = None

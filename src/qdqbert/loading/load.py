@@ -23,9 +23,7 @@ from qdqbert.encoders.model import Floats
 from qdqbert.encoders.peft import ADAPTER_CONFIG
 from qdqbert.encoders.task_kinds import TASK_KINDS, has_other_use, names_entailment
 from qdqbert.engines.cuda.device import Device, open_on
-from qdqbert.engines.index_limits import index_limits
-from qdqbert.engines.native.storage import load_packed
-from qdqbert.engines.registry import check_engine, open_runner
+from qdqbert.engines.registry import check_engine, count_ids, open_runner
 from qdqbert.engines.runner import Runner
 from qdqbert.evidence.checksums import CHECKSUMS, require_intact
 from qdqbert.loading.device_choice import Place, choose_place, target_on
@@ -489,11 +487,7 @@ def _runners(
 
 def _check_ids(tokenizer: Tokenizer, engine: EngineName, model: Path) -> None:
     """Refuse a tokenizer that gives ids which the graph does not have."""
-    count = (
-        len(load_packed(model).arrays["words"])
-        if engine == "native"
-        else (index_limits(model).get("input_ids"))
-    )
+    count = count_ids(engine, model)
     if count is not None and tokenizer.largest_id >= count:
         raise CheckpointError(
             f"{str(tokenizer.path)!r} has the id {tokenizer.largest_id}, and the model has "

@@ -200,7 +200,6 @@ def _time(
             name=name,
             engine=engine,
             model=model,
-            vocab_size=source.config.vocab_size,
             choices=TASK_KINDS[source.task.name].choices,
         )
         for name, engine, model in models

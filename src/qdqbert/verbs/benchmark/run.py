@@ -25,9 +25,6 @@ from qdqbert.pipeline.settings import check_sequences
 from qdqbert.runtime.artifact import Artifact, is_artifact, open_artifact
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
 
-# A file may not have the size of its vocabulary. Those of BERT models are larger.
-_ANY_VOCABULARY = 1000
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Found:
@@ -169,7 +166,7 @@ def _find(
             raise UserInputError(f"{model!r} does not exist.")
         return _Found(
             candidates=[
-                Candidate(name=model, engine=engine, model=path, vocab_size=_ANY_VOCABULARY)
+                Candidate(name=model, engine=engine, model=path)
                 for engine in (engines or ("openvino",) if is_openvino else float_engines)
             ]
         )
@@ -238,14 +235,12 @@ def _graphs(
 ) -> list[Candidate]:
     """Return the graphs of a folder that engines run, of a target or of the one made for each."""
     is_float = artifact.targets.keys() == {"float"}
-    vocab_size = artifact.read_config().get("vocab_size", _ANY_VOCABULARY)
     return [
         Candidate(
             name=name,
             engine=engine,
             # Each engine runs the graph of a float checkpoint.
             model=artifact.model_for(artifact.engines[0] if is_float else engine, target),
-            vocab_size=vocab_size,
             choices=TASK_KINDS[artifact.task].choices,
         )
         for engine in engines

@@ -12,15 +12,12 @@ from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.evidence.latency import ROUNDS, Candidate, time_candidates, usual_shapes
 from qdqbert.evidence.reports import LatencyReport, latency_reports
 from qdqbert.graphs.check import save_graph
-from qdqbert.graphs.imported.graph_runner import GraphRunner, copy_to_run
+from qdqbert.graphs.imported.graph_runner import copy_to_run
 from qdqbert.graphs.of_checkpoint import encoder_of
 from qdqbert.graphs.writer import make_graph
 from qdqbert.training.models.quantized import load_model
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.evaluate.subject import Subject, names_of
-
-# A file may lack a table of words. BERT models have larger ones.
-_ANY_VOCABULARY = 1000
 
 
 def time_both(
@@ -36,14 +33,11 @@ def time_both(
         for name, model in (("float", options.reference), ("int8", options.model)):
             files.append(scratch / f"{name}.onnx")
             _write(model, files[-1], subject.task.name, options)
-        runner = subject.runner
-        vocabulary = runner.copy.vocabulary_size if isinstance(runner, GraphRunner) else None
         candidates = [
             Candidate(
                 name=path.stem,
                 engine=subject.engine,
                 model=path,
-                vocab_size=vocabulary or _ANY_VOCABULARY,
                 choices=TASK_KINDS[subject.task.name].choices,
                 provider=options.provider,
             )
