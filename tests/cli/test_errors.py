@@ -10,10 +10,18 @@ import pytest
 import qdqbert
 from qdqbert.cli._commands import COMMANDS
 from qdqbert.cli._errors import ExitCode, exit_code_of, in_flags, run_safely
-from qdqbert.common.errors import CalibrationError, GraphError, QdqBertError, UserInputError
+from qdqbert.common.errors import (
+    CalibrationError,
+    CheckpointError,
+    GraphError,
+    QdqBertError,
+    UserInputError,
+)
 from qdqbert.common.options.declared import declared_options
+from qdqbert.encoders.families import quantized_family
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.quantize.options import QuantizeOptions
+from qdqbert.verbs.train.options import TrainOptions
 
 OPTIONS = declared_options(QuantizeOptions)
 SETTINGS = Path(__file__).parents[2] / "docs/guides/settings.md"
@@ -44,10 +52,21 @@ def test_names_of_options_become_flags(text, expected) -> None:
             "Add 'native' to `--target` when you quantize, or pass another `--engine`.",
         ),
         ("Pass another `recipe`.", "Pass another `--recipe` of `quantize`."),
+        (
+            "Pass it to `load`, or `labels` to `run`; or `qdqbert serve` with `port=80`.",
+            "Pass it to `load`, or `--labels` to `run`; or `qdqbert serve` with `--port 80`.",
+        ),
     ],
 )
-def test_options_of_quantize_are_named_in_messages_of_other_commands(text, expected) -> None:
+def test_options_of_other_commands_are_named(text, expected) -> None:
     assert in_flags(text, declared_options(EvaluateOptions)) == expected
+
+
+def test_a_family_of_load_alone_is_told_of_a_flag_of_evaluate() -> None:
+    with pytest.raises(CheckpointError) as error:
+        quantized_family("clip_text_model")
+    text = in_flags(str(error.value), declared_options(TrainOptions))
+    assert "as does `evaluate` with `--engine native`" in text
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

@@ -20,6 +20,7 @@ import qdqbert
 from python_process import run_python
 from qdqbert.common import cache
 from qdqbert.common.errors import CheckpointError, MissingExtraError, UserInputError
+from qdqbert.loading.float_checkpoint.closeness import Closeness
 from qdqbert.loading.float_checkpoint.source import read_checkpoint
 from torch_files import to_torch
 
@@ -267,6 +268,14 @@ def test_a_model_that_int8_does_not_break_gets_its_closeness_in_words(checkpoint
     assert not any(each.levelname == "WARNING" for each in caplog.records)
     (found,) = (each for each in caplog.messages if "compared with float" in each)
     assert re.search(r": (very close|close|look at your own data) \(SQNR [0-9.]+ dB on 16", found)
+
+
+def test_changed_entities_make_a_model_less_close() -> None:
+    found = Closeness(
+        texts=16, sqnr_db=38.5, entities=40, changed_entities=4, largest_difference=0.04
+    )
+    assert str(found).startswith("look at your own data (SQNR 38.5 dB on 16 built-in texts, 4 of")
+    assert not found.is_far
 
 
 def test_a_head_whose_outputs_are_zero_can_be_loaded(checkpoints, tmp_path, caplog) -> None:

@@ -47,6 +47,8 @@ def exit_code_of(error: QdqBertError) -> ExitCode:
 
 # A name in backticks, or a name with a value.
 _NAME = re.compile(r"`([a-z_]+)(?:=([^`]*))?`")
+# What may be the name of a command.
+_WORDS = re.compile(r"`(?:qdqbert )?([a-z]+)`")
 # A text that says whose options it names.
 _QUANTIZE = re.compile(r"\bquantize\b", re.IGNORECASE)
 
@@ -56,10 +58,18 @@ def in_flags(text: str, options: Sequence[Declared]) -> str:
 
     Example: "`max_length=2` is too small" becomes "`--max-length 2` is too small". Messages of
     other commands also name options of `quantize`, which has to write the folder in another way,
-    and say so.
+    and say so, and those of commands that the text names.
     """
-    own = {option.name for option in options}
-    flags = {option.name: option for option in (*declared_options(QuantizeOptions), *options)}
+    # Commands are made with functions of this file.
+    from qdqbert.cli._commands import COMMANDS
+
+    named = set(_WORDS.findall(text))
+    known = [
+        *options,
+        *(x for each in COMMANDS if each.name in named for x in declared_options(each.options)),
+    ]
+    own = {option.name for option in known}
+    flags = {option.name: option for option in (*declared_options(QuantizeOptions), *known)}
     foreign = "" if _QUANTIZE.search(text) else " of `quantize`"
 
     def replaced(match: re.Match[str]) -> str:

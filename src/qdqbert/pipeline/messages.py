@@ -155,7 +155,8 @@ def _batch_notice(report: TargetReport) -> list[str]:
         f"With {report.target} on {report.engine}, the result for a text depends on the other "
         f"texts of its batch: {found.differing} of {found.texts} texts differ from their results "
         f"alone, by up to {found.largest_difference:.2g}{changed}. For results that never depend "
-        f"on a batch, {other}load the folder with `batch_invariant=True`."
+        f"on a batch, {other}`run` or load the folder with "
+        "`batch_invariant=True`."
     ]
 
 

@@ -46,7 +46,13 @@ class Closeness:
                 f"probabilities differ by {self.largest_difference:.3f} at most"
             )
         level = "equal" if self.sqnr_db == math.inf else f"SQNR {self.sqnr_db:.1f} dB"
-        return f"{in_words(self.sqnr_db)} ({level} on {self.texts} built-in texts{more})"
+        word = in_words(
+            self.sqnr_db,
+            worst_cosine=1.0 if self.worst_cosine is None else self.worst_cosine,
+            changed_share=self.changed_entities / self.entities if self.entities else 0.0,
+            largest_difference=self.largest_difference,
+        )
+        return f"{word} ({level} on {self.texts} built-in texts{more})"
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from qdqbert.common.errors import UserInputError
+from qdqbert.encoders.checkpoint.layout import PooledHead
+from qdqbert.encoders.checkpoint.load import Checkpoint
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.tasks.task import IGNORED
 from qdqbert.training.body import pool
@@ -27,12 +29,28 @@ MEAN = SentenceHead(poolings=("mean",), normalize=False, max_length=None)
 _MOST_TAGS = 500
 
 
+def refuse_after_pooling(checkpoint: Checkpoint, argument: str) -> None:
+    """Refuse a model with modules after the pooling, which `embed` does not compute.
+
+    `argument` is the parameter that named it.
+
+    Raises:
+        UserInputError: It has some.
+    """
+    head = checkpoint.head
+    if isinstance(head, PooledHead) and head.after_pooling:
+        raise UserInputError(
+            f"`{argument}={checkpoint.name!r}` has {', '.join(head.after_pooling)} after the "
+            "pooling, which `train` does not compute. Train it with sentence-transformers, and "
+            "quantize the result.",
+            argument=argument,
+        )
+
+
 def embed(outputs: Any, inputs: Mapping[str, Tensor], head: SentenceHead | None) -> Tensor:
     """Return the sentence embeddings of an encoder's outputs. Shape `(batch, hidden)`."""
     head = head or MEAN
-    # Models with modules after the pooling are not trained.
-    steps = head.last_steps
-    return pool(outputs["last_hidden_state"], inputs["attention_mask"], head, steps)
+    return pool(outputs["last_hidden_state"], inputs["attention_mask"], head, head.last_steps)
 
 
 def similarity_loss(embeddings: Tensor, scores: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from qdqbert.calibration.reference.sited_model import sited_model
 from qdqbert.common.errors import UserInputError
-from qdqbert.encoders.checkpoint.layout import PooledHead
 from qdqbert.encoders.checkpoint.load import Checkpoint
 from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.task import Task
 from qdqbert.training.models.quantized import load_model
 from qdqbert.training.trainer.distillation import Distillation
+from qdqbert.training.trainer.losses import refuse_after_pooling
 
 
 class Teacher:
@@ -43,12 +43,7 @@ def load_teacher(name: str, task: Task) -> Checkpoint:
             pooling.
     """
     loaded = load_model(name, task=task.name)
-    if isinstance(loaded.head, PooledHead) and loaded.head.after_pooling:
-        names = ", ".join(loaded.head.after_pooling)
-        raise UserInputError(
-            f"`distill_from={name!r}` has {names} after the pooling, which `train` does not run.",
-            argument="distill_from",
-        )
+    refuse_after_pooling(loaded, "distill_from")
     if sited_model(loaded.model).quantizers:
         raise UserInputError(
             f"`distill_from={name!r}` has quantizers; expected a float checkpoint.",

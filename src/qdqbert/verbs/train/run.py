@@ -21,7 +21,6 @@ from qdqbert.common.progress import Progress, Silent
 from qdqbert.common.storage import place_of
 from qdqbert.data.rows.lines import counted
 from qdqbert.encoders.checkpoint.calls import finder_of
-from qdqbert.encoders.checkpoint.layout import PooledHead
 from qdqbert.encoders.checkpoint.load import Checkpoint
 from qdqbert.encoders.checkpoint.sentence import SentenceHead
 from qdqbert.encoders.checkpoint.tokenizer import write_tokenizer
@@ -52,6 +51,7 @@ from qdqbert.training.trainer.checkpoints import (
 )
 from qdqbert.training.trainer.curves import plot_curves
 from qdqbert.training.trainer.dataset import collator
+from qdqbert.training.trainer.losses import refuse_after_pooling
 from qdqbert.training.trainer.teacher import Teacher, check_teacher, load_teacher
 from qdqbert.training.trainer.trainer import TaskTrainer
 from qdqbert.verbs.train.arguments import keep_best_, set_steps_, training_arguments
@@ -175,13 +175,7 @@ def load_student(
         )
     if TASK_KINDS[checkpoint.model_task].has_head:
         reader_of_head(quantized_family(checkpoint.config.model_type), checkpoint.model_task)
-    if isinstance(checkpoint.head, PooledHead) and checkpoint.head.after_pooling:
-        names = ", ".join(checkpoint.head.after_pooling)
-        raise UserInputError(
-            f"{options.model!r} has {names} after the pooling, which `train` does not train. Train "
-            "it with sentence-transformers, and quantize the result.",
-            argument="model",
-        )
+    refuse_after_pooling(checkpoint, "model")
     if task is REGRESSION or (task is TEXT_CLASSIFICATION and list(classes) == ["score"]):
         # Its output is the score itself, not a probability.
         checkpoint.config.problem_type = "regression"
