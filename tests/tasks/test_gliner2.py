@@ -510,6 +510,34 @@ def test_structures_of_a_run_that_cannot_be_read_are_refused(
         qdqbert.run(model.name, data, tmp_path / "out.jsonl", target="float", **options)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"structures": "order"},
+        {"structures": "{}"},
+        {"structures": '{"order": [1]}'},
+        {"hypothesis_template": "about"},
+    ],
+    ids=str,
+)
+def test_a_run_checks_what_it_can_before_it_loads_a_model(options, folder, tmp_path) -> None:
+    data = tmp_path / "texts.txt"
+    data.write_text("\n".join(TEXTS))
+    damaged = changed(folder, tmp_path / "damaged")
+    (damaged / "model.safetensors").write_bytes(b"")
+    (name,) = options
+    with pytest.raises(qdqbert.UserInputError) as error:
+        qdqbert.run(damaged, data, tmp_path / "out.jsonl", **options)
+    assert error.value.argument == name
+
+
+def test_a_run_without_labels_is_told_of_structures(folder, tmp_path) -> None:
+    data = tmp_path / "texts.txt"
+    data.write_text("\n".join(TEXTS))
+    with pytest.raises(qdqbert.UserInputError, match="^`labels` or `structures` is missing: "):
+        qdqbert.run(folder, data, tmp_path / "out.jsonl", target="float")
+
+
 def as_transformers(folder: Path, to: Path, **settings: Any) -> Path:
     """Return a copy of a folder in the form of transformers, with the encoder's config inside."""
     copy = changed(folder, to)

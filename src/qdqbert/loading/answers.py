@@ -15,13 +15,22 @@ from qdqbert.loading.load import load
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.options import AnswerOptions, RowOptions
 from qdqbert.runtime.rows import RowFormat, Texts
+from qdqbert.tasks.hypotheses import hypotheses
+from qdqbert.tasks.structures import structures_of_json
 
 # Prefix of an answer's column whose name the rows already have.
 _PREFIX = "predicted_"
 
 
 def load_model(options: RowOptions) -> Model:
-    """Load the model that options name; see `load`."""
+    """Load the model that options name; see `load`.
+
+    What can be checked without it is checked before, as a model can be large.
+    """
+    if options.structures is not None:
+        structures_of_json(options.structures)
+    if options.hypothesis_template is not None:
+        hypotheses((), options.hypothesis_template)
     # An error about a URL names the parameter of the caller.
     with fetched(options.model, "model"):
         model: Model = load(options.model, **options.of_engine())
@@ -75,12 +84,12 @@ def entry_of(model: Model, options: RowOptions) -> RowFormat:
             f"`model={options.model!r}` is. Leave it out.",
             argument=name,
         )
-    for name in entry.needs:
-        if not getattr(options, name):
-            raise UserInputError(
-                f"`{name}` is missing: `model={options.model!r}` is {entry.name}. Pass it.",
-                argument=name,
-            )
+    if entry.needs and not any(getattr(options, name) for name in entry.needs):
+        raise UserInputError(
+            f"{' or '.join(f'`{each}`' for each in entry.needs)} is missing: "
+            f"`model={options.model!r}` is {entry.name}. Pass it.",
+            argument=entry.needs[0],
+        )
     return entry
 
 

@@ -34,7 +34,7 @@ class RowFormat:
         values: Returns the values of the columns, in their order, from an answer of the job.
         pair: Whether a row has a second text.
         options: Names of the options that apply.
-        needs: Names of those that cannot be left out.
+        needs: Names of those of which a call has one, if there are any.
         item: Returns an input of the job from the texts of a row.
         read: Returns an input of the job from the fields of a row, for tasks whose columns have
             fixed names. Raises `DataFileError`.

@@ -139,6 +139,13 @@ def _schema(name: str, question: Question) -> Schema:
 class SchemaExtractor(_ReadsSchemas, EntityExtractor):
     """Finds entities, chooses among labels of a call, and fills structures, as gliner2 does."""
 
+    # `row_format` has other columns for structures.
+    rows = dataclasses.replace(
+        EntityExtractor.rows,
+        name="a model for entities or structures that are named in the call",
+        needs=("labels", "structures"),
+    )
+
     @overload
     def extract_json(
         self, inputs: str, structures: Structures, **options: Unpack[JsonOptions]

@@ -102,13 +102,17 @@ def read_structures(given: Any) -> list[Structure]:
     return found
 
 
-def _of_options(options: AnswerOptions) -> dict[str, Any]:
-    """Return the structures of a run, which are not checked."""
+def structures_of_json(text: str) -> list[Structure]:
+    """Return the structures of a call, of their JSON; see `read_structures`."""
+    return read_structures(_object(text))
+
+
+def _object(text: str) -> dict[str, Any]:
     try:
-        return parse_object(options.structures or "", "`structures`")
+        return parse_object(text, "`structures`")
     except CheckpointError as error:
         why = "" if error.__cause__ is None else f" ({error.__cause__})"
-        raise _refused(f"{shown(options.structures)} is no JSON object{why}") from error
+        raise _refused(f"{shown(text)} is no JSON object{why}") from error
 
 
 def _columns(options: AnswerOptions) -> tuple[Column, ...]:
@@ -120,13 +124,13 @@ def _columns(options: AnswerOptions) -> tuple[Column, ...]:
             kind="records",
             fields=tuple((field.name, kinds[field.is_list]) for field in each.fields),
         )
-        for each in read_structures(_of_options(options))
+        for each in structures_of_json(options.structures or "")
     )
 
 
 def _row_job(model: Any, options: AnswerOptions) -> Fill:
     threshold = {} if options.threshold is None else {"threshold": options.threshold}
-    job: Fill = model.json_job(structures=_of_options(options), **threshold)
+    job: Fill = model.json_job(structures=_object(options.structures or ""), **threshold)
     return job
 
 
