@@ -218,8 +218,7 @@ def add_latency(
 ) -> None:
     """Add the latency of all graphs, and the speed-up of qdqbert over each on the same engine."""
     candidates = [
-        Candidate(name=name, engine=engine, model=path)
-        for (name, engine), path in models.items()
+        Candidate(name=name, engine=engine, model=path) for (name, engine), path in models.items()
     ]
     shapes = [tuple(map(int, shape.split("x"))) for shape in arguments.shapes.split(",")]
     timings = time_candidates(

@@ -22,9 +22,6 @@ from hub_server import Repository, running_hub
 from python_process import run_python
 from qdqbert.data.tokenizing.sentencepiece_model import read_sentencepiece
 from qdqbert.encoders.checkpoint.description import describe_checkpoint
-from qdqbert.encoders.checkpoint.gliner import GlinerHead
-from qdqbert.encoders.checkpoint.sentence_files import file_finder, text_reader
-from qdqbert.encoders.checkpoint.text_heads import read_span_head
 from qdqbert.engines.native.storage import load_packed
 from qdqbert.runtime.inputs import listed_labels
 from qdqbert.runtime.options import AnswerOptions
@@ -362,17 +359,6 @@ def test_very_many_labels_are_refused_in_the_time_of_their_tokens(model) -> None
         listed_labels([*labels, "k0"])
 
 
-@pytest.mark.parametrize("value", [False, None, 0])
-def test_a_marker_is_not_read_where_gliner_takes_the_setting_for_false(
-    value, folder, tmp_path
-) -> None:
-    content = json.loads((folder / "gliner_config.json").read_text()) | {"embed_ent_token": value}
-    (tmp_path / "gliner_config.json").write_text(json.dumps(content))
-    head = read_span_head(text_reader(file_finder(tmp_path)))
-    assert isinstance(head, GlinerHead)
-    assert not head.reads_marker
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -407,7 +393,11 @@ def test_wrong_options_are_refused(options, message, model) -> None:
         ),
         ({"subtoken_pooling": "sum"}, "'subtoken_pooling' is 'sum'"),
         ({"max_width": 0}, "'max_width' is 0"),
-        ({"num_rnn_layers": 2}, "has no tensor `rnn.lstm.weight_hh_l1`"),
+        (
+            {"num_rnn_layers": 2},
+            "pytorch_model.bin' has no tensor `rnn.lstm.weight_hh_l1` that fits `num_rnn_layers`",
+        ),
+        ({"ent_token": "24"}, r"gives .24. \(`ent_token`\) the id "),
         ({"num_rnn_layers": "1"}, "'num_rnn_layers' is '1'"),
     ],
 )

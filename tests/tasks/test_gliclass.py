@@ -198,7 +198,11 @@ def test_labels_that_cannot_be_read_are_refused(model, labels, options, message)
     [
         ({"architecture_type": "bi-encoder"}, "architecture_type='bi-encoder'"),
         ({"architecture_type": "encoder-decoder"}, "architecture_type='encoder-decoder'"),
-        ({"use_lstm": True}, "has no tensor `lstm.lstm.weight_hh_l0`"),
+        (
+            {"use_lstm": True},
+            "copy/model.safetensors' has no tensor `lstm.lstm.weight_hh_l0` that fits `use_lstm`",
+        ),
+        ({"use_calibrator": True}, "copy/model.safetensors' has no .* that fits `use_calibrator`"),
         ({"squeeze_layers": True}, "the states of all layers"),
         ({"encoder_layer_id": 1}, "the states of another layer"),
         ({"use_segment_embeddings": True}, "embeddings of the segments"),
@@ -206,7 +210,7 @@ def test_labels_that_cannot_be_read_are_refused(model, labels, options, message)
         ({"scorer_type": "cross-attn"}, "do not fit"),
         ({"encoder_config": None}, "no `encoder_config`"),
         ({"encoder_config": {"model_type": "qwen2"}}, "llm2vec"),
-        ({"scorer_type": "hopfield"}, "has no tensor"),
+        ({"scorer_type": "hopfield"}, "has no tensor .* that fits `scorer_type`"),
         ({"class_token_index": 7}, "'<<LABEL>>' the id 7 .*, and the tokenizer gives it the id"),
         ({"text_token_index": -1}, "'<<SEP>>' the id"),
     ],

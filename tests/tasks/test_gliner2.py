@@ -534,7 +534,7 @@ def test_a_run_checks_what_it_can_before_it_loads_a_model(options, folder, tmp_p
 def test_a_run_without_labels_is_told_of_structures(folder, tmp_path) -> None:
     data = tmp_path / "texts.txt"
     data.write_text("\n".join(TEXTS))
-    with pytest.raises(qdqbert.UserInputError, match="^`labels` or `structures` is missing: "):
+    with pytest.raises(qdqbert.UserInputError, match=r"^`labels` or `structures` is missing: "):
         qdqbert.run(folder, data, tmp_path / "out.jsonl", target="float")
 
 

@@ -171,6 +171,10 @@ class Fields:
         """Return what `read`, one of these methods, returns; `None` if there is no value."""
         return read(name, *limits) if self.has(name) else None
 
+    def given(self, read: Callable[..., _T], name: str, usual: _T, *limits: int) -> _T:
+        """Return what `read` returns, also of null; `usual` if the name is not there."""
+        return read(name, *limits) if name in self.values else usual
+
     def get(self, name: str) -> Any:
         """Return a value of any kind."""
         if name not in self.values:

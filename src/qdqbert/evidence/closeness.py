@@ -5,9 +5,9 @@ from __future__ import annotations
 FAR_DB = 10.0
 """SQNR below which a model is hardly usable."""
 
-# The lowest SQNR of each word, dB, and the worst of what single answers may show with it: the lowest
-# cosine, the largest share of entities that changed and difference of a probability. At 20 dB, the
-# error has a tenth of the outputs' magnitude. A single answer makes no model broken.
+# The lowest SQNR of each word, dB, and the worst of what single answers may show with it: a cosine,
+# the share of entities that changed, and the difference of a probability. At 20 dB, the error has
+# a tenth of the outputs' magnitude. A single answer makes no model broken.
 _SCALE = (
     (30.0, 0.999, 0.0, 0.05, "very close"),
     (20.0, 0.99, 0.05, 0.2, "close"),

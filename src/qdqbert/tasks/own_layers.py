@@ -27,10 +27,13 @@ def task_of_head(
 
     `find` finds files of the checkpoint, and `embed` makes vectors of labels if it has an encoder
     for them.
+
+    Raises:
+        CheckpointError: The layers do not fit their settings.
     """
     if not isinstance(head, OwnLayers):
         return task
-    return _with_layers(task, head, Tensors(head.tensors(find), Path(head.file)), embed)
+    return _with_layers(task, head, Tensors.of_checkpoint(head, find), embed)
 
 
 def task_of_folder(task: Task, folder: Path, embed: EmbedLabels | None = None) -> Task:
@@ -49,7 +52,7 @@ def task_of_folder(task: Task, folder: Path, embed: EmbedLabels | None = None) -
 def _with_layers(task: Task, head: OwnLayers, tensors: Tensors, embed: EmbedLabels | None) -> Task:
     if isinstance(head, LabelHead):
         return joint_task(LabelScorer.of(head, tensors))
-    if isinstance(head, Gliner2Head) and task.name == LABELS:
+    if isinstance(head, Gliner2Head) and not (head.finds_spans and task.name != LABELS):
         return schema_task(head, tensors)
     assert isinstance(head, SpanHead), "there are three packages"
     return of_scorer(SpanScorer.of(head, tensors), embed)

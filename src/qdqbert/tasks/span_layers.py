@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from qdqbert.common.errors import CheckpointError
-from qdqbert.encoders.checkpoint.own_layers import OwnLayers
+from qdqbert.encoders.checkpoint.own_layers import OwnLayers, found_weights
+from qdqbert.encoders.checkpoint.sentence_files import FindFile
 from qdqbert.encoders.model import Floats
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.float_layers import FloatLinear
@@ -32,9 +33,26 @@ FIRST, LAST = "0", "3"
 class Tensors:
     """Tensors by name, and the layers that they make."""
 
-    def __init__(self, tensors: Mapping[str, Floats], path: Path) -> None:
-        """Take tensors; `path` is where they are, for messages."""
-        self._tensors, self.path = tensors, path
+    def __init__(
+        self, tensors: Mapping[str, Floats], path: Path, settings: Mapping[str, str]
+    ) -> None:
+        """Take tensors.
+
+        Args:
+            tensors: Tensors by name.
+            path: Where they are, for messages.
+            settings: Settings that ask for them, by the start of their names, for messages.
+        """
+        self._tensors, self.path, self._settings = tensors, path, settings
+
+    @classmethod
+    def of_checkpoint(cls, head: OwnLayers, find: FindFile) -> Tensors:
+        """Read the weights of a checkpoint, whose files `find` finds.
+
+        Raises:
+            CheckpointError: The file is missing or damaged.
+        """
+        return cls(head.tensors(find), found_weights(find).path, head.layers)
 
     @classmethod
     def of_folder(cls, folder: Path, head: OwnLayers) -> Tensors:
@@ -45,7 +63,7 @@ class Tensors:
         """
         weights = Weights(folder, names=(head.weights_file,))
         found = {name: np.ascontiguousarray(weights.read(name)) for name in weights}
-        return cls(found, folder / head.weights_file)
+        return cls(found, folder / head.weights_file, head.layers)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -108,9 +126,18 @@ class Tensors:
 
     def damaged(self, name: str) -> CheckpointError:
         """Return the error about a tensor that is missing or of another shape."""
+        asked = next(
+            (
+                f"`{setting}`, or other settings next to it"
+                for start, setting in self._settings.items()
+                # gliclass leaves the first part of names out.
+                if name.startswith(start.removeprefix("model."))
+            ),
+            "the settings next to it",
+        )
         return CheckpointError(
-            f"{str(self.path)!r} has no tensor `{name}` that fits the settings next to it. "
-            "Download or copy the checkpoint again."
+            f"{str(self.path)!r} has no tensor `{name}` that fits {asked}. Download or copy the "
+            "checkpoint again."
         )
 
 

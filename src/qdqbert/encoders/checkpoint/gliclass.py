@@ -21,6 +21,7 @@ from qdqbert.common.file_names import CONFIG
 from qdqbert.common.json_files import Fields
 from qdqbert.encoders.checkpoint.own_layers import (
     GLICLASS,
+    LARGEST_ID,
     OwnLayers,
     count_or_none,
     whole_numbers,
@@ -72,10 +73,13 @@ class LabelHead(OwnLayers):
 
     task: ClassVar[TaskName] = "zero-shot-classification"
     body: ClassVar[str] = "model.encoder_model."
-    layers: ClassVar[tuple[str, ...]] = (
-        *("model.text_projector.", "model.classes_projector.", "model.scorer.", "model.lstm."),
-        *("model.logit_scale", "calibrator."),
-    )
+    layers: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("model.text_projector.", "model.classes_projector."), "hidden_size"),
+        "model.scorer.": "scorer_type",
+        "model.lstm.": "use_lstm",
+        "model.logit_scale": "normalize_features",
+        "calibrator.": "use_calibrator",
+    }
     weights_file: ClassVar[str] = "label_head.safetensors"
     scorer: Scorer
     text_pooling: TextPooling
@@ -129,8 +133,7 @@ def label_head(values: Mapping[str, Any]) -> LabelHead:
     Raises:
         CheckpointError: A setting has a wrong value, or asks for layers that are not computed.
     """
-    kept = {name: value for name, value in values.items() if value is not None}
-    given = whole_numbers(kept)
+    given = whole_numbers(values)
     fields = Fields(given, lambda reason: CheckpointError(f"{CONFIG} of gliclass: {reason}"))
     kind = given.get("architecture_type", "uni-encoder")
     if kind != "uni-encoder":
@@ -140,17 +143,19 @@ def label_head(values: Mapping[str, Any]) -> LabelHead:
             "of natural language inference."
         )
     for name, (usual, what) in _MISSING.items():
-        if given.get(name, usual) != usual:
+        found = given.get(name, usual)
+        if (bool(found) if usual is False else found) != usual:
             raise CheckpointError(
                 f"`{name}={given[name]!r:.60}` of gliclass asks for {what}, which is not "
                 "supported. Use a checkpoint without it."
             )
 
     def truth(name: str, usual: bool) -> bool:
-        return fields.truth(name) if fields.has(name) else usual
+        # gliclass takes null for false.
+        return fields.truth(name) if fields.has(name) else usual and name not in given
 
     def choice(name: str, usual: str, choices: Any) -> Any:
-        return fields.choice(name, get_args(choices)) if fields.has(name) else usual
+        return fields.choice(name, get_args(choices)) if name in given else usual
 
     scorer = choice("scorer_type", "simple", Scorer)
     pooling = choice("pooling_strategy", "first", TextPooling)
@@ -166,13 +171,12 @@ def label_head(values: Mapping[str, Any]) -> LabelHead:
             "`pooling_strategy='pass'` keeps all states."
         )
     starts_at_text = truth("extract_text_features", False)
-    size = count_or_none(given.get("vocab_size")) or 0
+    size = fields.optional(fields.integer, "vocab_size", 1, LARGEST_ID) or 0
 
     def index(name: str, after: int) -> int:
-        found = count_or_none(given.get(name))
-        return size + after if found is None else found
+        found = fields.given(fields.integer, name, -1, -1, LARGEST_ID)
+        return size + after if found < 0 else found
 
-    number = fields.number("calibrator_beta_max", 0) if fields.has("calibrator_beta_max") else 3.0
     return LabelHead(
         scorer=scorer,
         text_pooling=pooling,
@@ -181,11 +185,11 @@ def label_head(values: Mapping[str, Any]) -> LabelHead:
         starts_at_text=starts_at_text,
         reads_marker=truth("embed_class_token", True),
         labels_first=truth("prompt_first", False),
-        heads=fields.integer("scorer_num_heads", 1) if fields.has("scorer_num_heads") else 16,
+        heads=fields.given(fields.integer, "scorer_num_heads", 16),
         activation=choice("projector_hidden_act", "gelu", Projection),
         normalizes=truth("normalize_features", False),
         calibrates=calibrates,
-        largest_scale=number,
+        largest_scale=fields.given(fields.number, "calibrator_beta_max", 3.0, 0),
         shifts=truth("calibrator_use_bias", False),
         label_id=index("class_token_index", 0),
         sep_id=index("text_token_index", 1),

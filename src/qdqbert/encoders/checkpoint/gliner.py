@@ -21,6 +21,7 @@ from qdqbert.common.errors import CheckpointError
 from qdqbert.common.file_names import CONFIG
 from qdqbert.common.json_files import Fields, damaged, parse_object
 from qdqbert.encoders.checkpoint.own_layers import (
+    LARGEST_ID,
     PromptWords,
     SpanHead,
     SubtokenPooling,
@@ -52,6 +53,8 @@ _MISSING = {
     "post_fusion_schema": "attention between words and labels after the encoder",
     "precomputed_prompts_mode": "labels that are stored in the checkpoint",
 }
+# Those that null alone turns off; others are off if they are 0, false or empty, too.
+_NULL_IS_OFF = ("labels_decoder", "relations_layer", "span_encoder_config")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,10 +77,12 @@ class GlinerHead(SpanHead):
     package: ClassVar[str] = "gliner"
     file: ClassVar[str] = GLINER_CONFIG
     body: ClassVar[str] = "token_rep_layer.bert_layer.model."
-    layers: ClassVar[tuple[str, ...]] = (
-        *("rnn.", "span_rep_layer.", "prompt_rep_layer.", "scorer."),
-        *("token_rep_layer.projection.", "token_rep_layer.labels_projection."),
-    )
+    layers: ClassVar[Mapping[str, str]] = {
+        "rnn.": "num_rnn_layers",
+        **dict.fromkeys(("span_rep_layer.", "prompt_rep_layer.", "scorer."), "span_mode"),
+        "token_rep_layer.projection.": "hidden_size",
+        "token_rep_layer.labels_projection.": "labels_encoder",
+    }
     # As its splitter "whitespace" finds them.
     word: ClassVar[re.Pattern[str]] = re.compile(r"\w+(?:[-_]\w+)*|\S")
     span_mode: SpanMode
@@ -155,7 +160,7 @@ class GlinerHead(SpanHead):
         found = backend.token_to_id(self.ent_token)
         if self.ent_id not in (None, found):
             raise CheckpointError(
-                f"{GLINER_CONFIG} gives {self.ent_token!r} the id {self.ent_id} "
+                f"{GLINER_CONFIG} gives {self.ent_token!r} (`ent_token`) the id {self.ent_id} "
                 f"(`class_token_index`), and the tokenizer the id {found}. {self.save_again()}"
             )
 
@@ -174,7 +179,7 @@ def read_gliner_head(read: ReadFile) -> GlinerHead | None:
     if fields.values.get("model_type") == "gliner_streaming_span":
         raise _not_computed("model_type", fields, "a text that is read as it comes")
     for name, what in _MISSING.items():
-        if fields.values.get(name):
+        if fields.has(name) if name in _NULL_IS_OFF else fields.values.get(name):
             raise _not_computed(name, fields, what)
     splitter = fields.values.get("words_splitter_type", "whitespace")
     if splitter != "whitespace":
@@ -195,16 +200,22 @@ def read_gliner_head(read: ReadFile) -> GlinerHead | None:
     pooling = fields.values.get("subtoken_pooling", "first")
     if pooling not in get_args(SubtokenPooling):
         raise fields.refuse("subtoken_pooling", pooling, ", ".join(get_args(SubtokenPooling)))
-    has_labels_encoder = bool(fields.values.get("labels_encoder"))
-    layers = fields.integer("num_rnn_layers", -1, 16) if fields.has("num_rnn_layers") else 1
+    fields.optional(fields.child, ENCODER_FIELDS[0])
+    labels_config, labels_name = LABELS_FIELDS
+    if fields.optional(fields.child, labels_config) is not None:
+        # gliner looks at the name alone, and reads no weights of this encoder without one.
+        fields.text(labels_name)
+    has_labels_encoder = fields.optional(fields.text, labels_name) is not None
+    layers = fields.given(fields.integer, "num_rnn_layers", 1, -1, 16)
+    ent_id = fields.given(fields.integer, "class_token_index", -1, -1, LARGEST_ID)
     return GlinerHead(
-        ent_id=count_or_none(fields.values.get("class_token_index")),
+        ent_id=None if ent_id < 0 else ent_id,
         span_mode=mode,  # type: ignore[arg-type]
-        max_width=fields.integer("max_width") if fields.has("max_width") else 12,
-        max_words=fields.integer("max_len") if fields.has("max_len") else 384,
+        max_width=fields.given(fields.integer, "max_width", 12),
+        max_words=fields.given(fields.integer, "max_len", 384),
         subtoken_pooling=pooling,
-        ent_token=fields.optional(fields.text, "ent_token") or "<<ENT>>",
-        sep_token=fields.optional(fields.text, "sep_token") or "<<SEP>>",
+        ent_token=_token(fields, "ent_token", "<<ENT>>"),
+        sep_token=_token(fields, "sep_token", "<<SEP>>"),
         # gliner takes 0 and null for false.
         reads_marker=bool(fields.values.get("embed_ent_token", True)),
         # gliner stores them next to a second encoder, too, and does not use them.
@@ -212,6 +223,13 @@ def read_gliner_head(read: ReadFile) -> GlinerHead | None:
         has_labels_encoder=has_labels_encoder,
         files={GLINER_CONFIG: text},
     )
+
+
+def _token(fields: Fields, name: str, usual: str) -> str:
+    found = fields.given(fields.text, name, usual)
+    if not found:
+        raise fields.refuse(name, found, "a text that is not empty")
+    return found
 
 
 def _not_computed(name: str, fields: Fields, what: str) -> CheckpointError:

@@ -132,12 +132,12 @@ class Gliner2Head(SpanHead):
     package: ClassVar[str] = "gliner2"
     file: ClassVar[str] = GLINER2_CONFIG
     body: ClassVar[str] = "encoder."
-    layers: ClassVar[tuple[str, ...]] = (
-        "span_rep.",
-        "count_pred.",
-        "count_embed.",
-        f"{CLASSIFIER}.",
-    )
+    layers: ClassVar[Mapping[str, str]] = {
+        "span_rep.": "span_mode",
+        "count_pred.": "architecture",
+        "count_embed.": "counting_layer",
+        f"{CLASSIFIER}.": "architecture",
+    }
     lower_words: ClassVar[bool] = True
     ends: ClassVar[tuple[str, ...]] = (".", "!", "?")
     describes: ClassVar[bool] = True

@@ -57,8 +57,8 @@ class OwnLayers(Layout):
     weight_folders: ClassVar[tuple[str, ...]] = ()
     body: ClassVar[str]
     """Prefix of the tensors of the encoder."""
-    layers: ClassVar[tuple[str, ...]]
-    """Starts of the names of the tensors after it."""
+    layers: ClassVar[Mapping[str, str]]
+    """Starts of the names of the tensors after it, with the settings that ask for them."""
     file: ClassVar[str] = CONFIG
     """The file of their settings, in a folder with graphs, too."""
     weights_file: ClassVar[str]
@@ -81,11 +81,15 @@ class OwnLayers(Layout):
             CheckpointError: There is no such file, or it is damaged.
         """
         weights = found_weights(find)
-        return {name: weights.read(name) for name in weights if name.startswith(self.layers)}
+        return {name: weights.read(name) for name in weights if name.startswith(tuple(self.layers))}
 
     def write_settings(self, folder: Path, find: FindFile) -> None:
         """Write the weights after the encoder to a folder."""
         write_tensors(folder / self.weights_file, self.tensors(find))
+
+
+LARGEST_ID = 2**31 - 1
+"""No id of a token is larger."""
 
 
 def whole_numbers(value: Any) -> Any:

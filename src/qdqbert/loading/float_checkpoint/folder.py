@@ -48,6 +48,8 @@ from qdqbert.loading.float_checkpoint.source import (
     longest_input,
 )
 from qdqbert.runtime.artifact import QUANTIZATION, QUANTIZATION_FORMAT
+from qdqbert.tasks.own_layers import task_of_head
+from qdqbert.tasks.registry import TASKS
 
 # Classes of transformers' tokenizers that make token types. Others make none, although
 # tokenizer.json may have some.
@@ -144,6 +146,8 @@ def write_folder(
     """
     weights = checkpoint.read_weights()
     model = read_model(checkpoint, weights)
+    # Here errors name the files of the checkpoint, and nothing was computed yet.
+    task_of_head(TASKS[checkpoint.task], checkpoint.head, file_finder(checkpoint.folder))
     named = Path(checkpoint.config.path).parent
     tokenizer = with_named_tokens(
         read_tokenizer(checkpoint.tokenizer_folder / TOKENIZER),
