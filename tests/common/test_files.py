@@ -10,7 +10,24 @@ import pytest
 
 import qdqbert
 from qdqbert.common.errors import UserInputError
-from qdqbert.common.files import temporary_folder, write_bytes
+from qdqbert.common.files import name_of, temporary_folder, write_bytes
+
+
+def test_the_name_of_a_link_is_its_own(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "releases" / "42"
+    folder.mkdir(parents=True)
+    (tmp_path / "current").symlink_to(folder)
+    monkeypatch.chdir(folder)
+    names = {
+        str(tmp_path / "current"): "current",
+        f"{tmp_path / 'current'}/": "current",
+        "../../current": "current",
+        ".": "42",
+        "..": "releases",
+        "../..": tmp_path.name,
+        "owner/model": "model",
+    }
+    assert {path: name_of(path) for path in names} == names
 
 
 def no_folder() -> str:

@@ -35,6 +35,21 @@ def test_old_names_of_sentence_transformers_are_read() -> None:
         encode("a", sentences="b")  # type: ignore[call-arg]
 
 
+def test_keywords_of_older_versions_are_refused_with_what_replaces_them() -> None:
+    @suggest_keywords
+    def tag(text: str, top_k: int | None = 1, aggregation_strategy: str = "none") -> str:
+        return text
+
+    for keyword, replacement in (
+        ("return_all_scores", "top_k=None"),
+        ("grouped_entities", "aggregation_strategy='simple'"),
+    ):
+        with pytest.raises(TypeError, match=f"Did you mean `{replacement}`"):
+            tag("a", **{keyword: True})
+    with pytest.raises(TypeError, match=r"'grouped_entities'\.$"):
+        shift([1], offset=1, grouped_entities=True)  # type: ignore[call-arg]
+
+
 def test_keywords_that_change_no_result_are_taken() -> None:
     @suggest_keywords
     def encode(inputs: str, chunk_size: int = 0) -> tuple[str, int]:

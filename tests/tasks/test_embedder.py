@@ -180,7 +180,7 @@ def test_no_texts_give_no_embeddings(plain) -> None:
     ("options", "message"),
     [
         ({"inputs": ["a", 3]}, "`inputs` has to be a text or a list of texts; item 1 is int"),
-        ({"inputs": "a", "prompt_name": "query"}, "`prompt_name='query'` is unknown"),
+        ({"inputs": "a", "prompt_name": "passage"}, "`prompt_name='passage'` is unknown"),
         ({"inputs": "a", "output_value": "tokens"}, "`output_value='tokens'` is unknown"),
         ({"inputs": "a", "batch_size": 0}, "`batch_size` must be at least 1, got 0"),
         ({"inputs": "a", "chunk_overlap": 62}, "`chunk_overlap` must be .* below 62, .*got 62"),
@@ -239,7 +239,8 @@ def test_documents_get_the_prompt_of_their_name_alone(checkpoint_copy) -> None:
     theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
     with qdqbert.load(folder, precision="float") as model:
         for method in ("encode_query", "encode_document"):
-            for options in ({}, {"prompt_name": "passage"}):
+            # It has no prompt "document", which is then an empty one.
+            for options in ({}, {"prompt_name": "passage"}, {"prompt_name": "document"}):
                 found, expected = (
                     getattr(each, method)(TEXTS, **options) for each in (model, theirs)
                 )

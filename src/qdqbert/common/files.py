@@ -172,6 +172,12 @@ def followed(path: Path) -> Path:
     return Path(os.path.realpath(path)) if is_indirect else path
 
 
+def name_of(path: str | os.PathLike[str]) -> str:
+    """Return the name of a path: that of a link itself, and of the folder that `.` stands for."""
+    found = Path(path)
+    return found.resolve().name if found.name in ("", "..") else found.name
+
+
 def refuse_pointer(path: str | Path, kind: type[UserInputError] = CheckpointError) -> None:
     """Refuse a file that Git LFS has not downloaded; nothing is said of one that is not there.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
@@ -19,6 +19,12 @@ _WITHOUT_EFFECT = {
     "inputs": ("padding", "num_workers", "pool", "chunk_size", "save_to_cpu"),
     "documents": ("num_workers", "pool", "chunk_size", "apply_softmax"),
 }
+# What replaces keywords of older versions of transformers, by the parameter of today.
+_REPLACED = {
+    "return_all_scores": ("top_k", "top_k=None"),
+    "grouped_entities": ("aggregation_strategy", "aggregation_strategy='simple'"),
+    "ignore_subwords": ("aggregation_strategy", "aggregation_strategy='first'"),
+}
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -26,9 +32,10 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
-def unknown(keyword: str, function: str, known: Iterable[str]) -> TypeError:
+def unknown(keyword: str, function: str, known: Sequence[str]) -> TypeError:
     """Return the error about a keyword that a function does not have, with the nearest one."""
-    meant = nearest(keyword, known)
+    parameter, replacement = _REPLACED.get(keyword, ("", ""))
+    meant = replacement if parameter in known else nearest(keyword, known)
     advice = f" Did you mean `{meant}`?" if meant else ""
     return TypeError(f"{function}() got an unexpected keyword argument {keyword!r}.{advice}")
 

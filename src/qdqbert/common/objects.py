@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_
 
 from qdqbert.common.downloads import GRAPHS, WEB, downloaded
 from qdqbert.common.errors import CheckpointError, UserInputError, naming, showing
-from qdqbert.common.files import temporary_folder
+from qdqbert.common.files import name_of, temporary_folder
 from qdqbert.common.progress import Progress
 from qdqbert.common.storage import Place, RemotePath, is_url, place_of
 
@@ -264,7 +264,7 @@ def saved(value: Any, argument: str, progress: Progress | None = None) -> Iterat
     name = _name_of(parts[0])
     with temporary_folder() as root:
         # Messages about the files and the default output have the last part of the name.
-        folder = str(root / Path(name).resolve().name)
+        folder = str(root / name_of(name))
         for each in parts:
             each.save_pretrained(folder, **_save_options(each))
         yield SavedModel(folder=folder, name=f"{name}{IN_MEMORY}")

@@ -34,7 +34,13 @@ from qdqbert.common.choices import ENGINE_NAMES, EngineName
 from qdqbert.common.downloads import upload_folder
 from qdqbert.common.errors import CheckpointError, OutputExistsError, UserInputError
 from qdqbert.common.file_names import CONFIG, MODULES
-from qdqbert.common.files import check_input_place, check_output_place, followed, temporary_places
+from qdqbert.common.files import (
+    check_input_place,
+    check_output_place,
+    followed,
+    name_of,
+    temporary_places,
+)
 from qdqbert.common.json_files import Fields, damaged, read_json, shown
 from qdqbert.common.storage import Place, RemotePath
 from qdqbert.encoders.config import Config
@@ -209,8 +215,7 @@ def quantize_command(model: str, **options: float) -> str:
     `model` is a folder, an .onnx file, or a name on the hub, and `options` are others of
     `quantize`.
     """
-    path = Path(model).resolve()
-    output = f"./{path.stem if path.suffix == '.onnx' else path.name}-int8"
+    output = f"./{name_of(model).removesuffix('.onnx')}-int8"
     words = [f"--{name.replace('_', '-')} {value}" for name, value in options.items()]
     return " ".join(["qdqbert quantize", shlex.quote(model), "-o", shlex.quote(output), *words])
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import collections
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 
 from qdqbert.common.errors import UserInputError
+from qdqbert.common.files import name_of
 from qdqbert.common.objects import fetched
 from qdqbert.common.progress import Progress
 from qdqbert.loading.load import load
@@ -56,7 +56,7 @@ def fetch_models(options: ServerOptions, progress: Progress) -> None:
 
 def _names(paths: tuple[str, ...]) -> dict[str, str]:
     """Return the folders by the names that requests use."""
-    names = [Path(path).resolve().name for path in paths]
+    names = [name_of(path) for path in paths]
     for name, count in collections.Counter(names).items():
         if count > 1:
             raise UserInputError(

@@ -200,7 +200,8 @@ class HasPrompts(Model):
 
     def _prompt(self, name: str | None, text: str | None) -> str:
         """Return the prompt that a call asks for; see `choose_prompt`."""
-        return choose_prompt(self.prompts, self.default_prompt_name, name=name, text=text)
+        prompts = {**dict.fromkeys(self._empty_prompts, ""), **self.prompts}
+        return choose_prompt(prompts, self.default_prompt_name, name=name, text=text)
 
 
 class PromptedModel(HasPrompts, Generic[_Vectors]):

@@ -314,6 +314,8 @@ def test_the_output_is_named_after_the_model_by_default(model, expected) -> None
 def test_the_current_folder_gives_its_name_to_the_output(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert QuantizeOptions(model=".").output_folder == Path(f"{tmp_path.name}-int8")
+    (tmp_path / "current").symlink_to(tmp_path)
+    assert QuantizeOptions(model="./current").output_folder == Path("current-int8")
 
 
 def test_a_default_target_that_does_not_run_the_recipe_is_left_out(

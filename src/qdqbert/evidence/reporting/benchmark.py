@@ -15,8 +15,8 @@ class BenchmarkReport(Report):
 
     Attributes:
         timings: One for each shape, model and engine, ordered by shape first.
-        speedups: How many times faster each timing is than the first model's, on the same
-            engine and at the same shape.
+        speedups: How many times faster each timing is than the first model's at the same shape,
+            on the same engine; for one model, than on the first engine.
         threads: Number of threads of one inference; `None` if each engine chose.
         notices: Messages for the user.
     """

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from qdqbert.common.files import name_of
 from qdqbert.data.rows.lines import plural
 
 if TYPE_CHECKING:
@@ -163,6 +164,9 @@ def interval_text(interval: Interval, digits: str) -> str:
 def short_name(model: str) -> str:
     """Return the name of a model for a title: of an absolute path, the last two parts."""
     path = Path(model)
+    if path.name in ("", ".."):
+        # It has no name of its own.
+        return name_of(path)
     return "/".join(path.parts[-2:]) if path.is_absolute() else model.removeprefix("./")
 
 

@@ -18,7 +18,8 @@ def benchmark(options: BenchmarkOptions, progress: Progress) -> BenchmarkReport:
     """Measure the latency of models, which take turns in separate processes.
 
     Returns:
-        The latency of each model, engine and shape, and its ratio to the first model.
+        The latency of each model, engine and shape, and its ratio to the first model, or of
+        one model to its first engine.
 
     Raises:
         UserInputError: An argument or a file cannot be used.

@@ -10,6 +10,7 @@ from typing import cast
 
 from qdqbert.common.choices import ENGINE_NAMES, EngineName
 from qdqbert.common.errors import CheckpointError, GraphError, UserInputError, naming
+from qdqbert.common.files import name_of
 from qdqbert.common.options.onnx import is_onnx_file
 from qdqbert.common.progress import Progress
 from qdqbert.encoders.task_kinds import TASK_KINDS
@@ -65,7 +66,7 @@ def _measure(
         check_engine(engine, provider=options.provider)
     found: list[_Found] = []
     for model in options.models:
-        with progress.stage(f"Loading {Path(model).name}"), naming("models"):
+        with progress.stage(f"Loading {name_of(model)}"), naming("models"):
             each = _find(os.fspath(model), engines, options.given_sequences, device)
         if device is not None:
             _check_on_gpu(os.fspath(model), each.candidates)
@@ -101,8 +102,13 @@ def _usual_sequences(usual: Sequence[int], found: Sequence[_Found]) -> Sequence[
 
 
 def _first_model(timing: Timing, timings: Sequence[Timing]) -> Timing:
-    """Return the timing of the first model that another timing is compared with."""
-    for engine in (timing.engine, float_engine(timing.engine)):
+    """Return the timing of the first model that another timing is compared with.
+
+    It is that on the same engine; of a model alone, that on the first engine.
+    """
+    is_alone = all(each.name == timings[0].name for each in timings)
+    own = (timing.engine, float_engine(timing.engine))
+    for engine in (timings[0].engine,) if is_alone else own:
         for each in timings:
             is_first = each.name == timings[0].name and each.engine == engine
             if is_first and (each.batch, each.sequence) == (timing.batch, timing.sequence):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qdqbert.common.errors import DataFileError, UserInputError, naming
-from qdqbert.common.files import is_within, json_bytes
+from qdqbert.common.files import is_within, json_bytes, name_of
 from qdqbert.common.machine import cpu_features, cpu_name, usable_cores
 from qdqbert.common.objects import Downloaded
 from qdqbert.common.options.columns import Columns
@@ -120,7 +120,7 @@ def load_models(
         The model, the reference with the task of the model, and messages about both.
     """
     _check_options_of_checkpoints(options)
-    with progress.stage(f"Loading {Path(options.model).name}"):
+    with progress.stage(f"Loading {name_of(options.model)}"):
         request = request_of(options)
         subject = load_subject(os.fspath(options.model), request)
     check_limits_apply(options.limits, is_embedding=subject.task.is_embedding)
@@ -131,7 +131,7 @@ def load_models(
         )
     if options.reference is None:
         return subject, None, notices
-    with progress.stage(f"Loading {Path(options.reference).name}"):
+    with progress.stage(f"Loading {name_of(options.reference)}"):
         reference = load_subject(
             os.fspath(options.reference), reference_request(options, request, subject)
         )

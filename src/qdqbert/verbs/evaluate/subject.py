@@ -11,6 +11,7 @@ from typing import Any
 from qdqbert.common.choices import EngineName, PoolingMode, Precision, ProviderName, TargetName
 from qdqbert.common.errors import UserInputError, naming
 from qdqbert.common.file_names import CONFIG, TOKENIZER, TOKENIZER_CONFIG
+from qdqbert.common.files import name_of
 from qdqbert.common.options.onnx import is_onnx_file
 from qdqbert.common.progress import Silent
 from qdqbert.data.tokenizing.tokenizer import Tokenizer
@@ -245,7 +246,7 @@ def _load_on_engine(name: str, request: Request, precision: Precision = "int8") 
 
 
 def _shown_name(checkpoint: str) -> str:
-    return Path(checkpoint).name if Path(checkpoint).is_dir() else checkpoint
+    return name_of(checkpoint) if Path(checkpoint).is_dir() else checkpoint
 
 
 def _load_checkpoint(name: str, request: Request) -> Subject:

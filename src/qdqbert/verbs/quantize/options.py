@@ -6,6 +6,7 @@ from pathlib import Path
 
 from qdqbert.common.choices import CalibratorName, ScriptName, TargetChoice, VerificationData
 from qdqbert.common.errors import UserInputError
+from qdqbert.common.files import name_of
 from qdqbert.common.objects import OptionalData, OptionalInput, OptionalModel, OptionalPath, Several
 from qdqbert.common.options.calibration import check_percentile
 from qdqbert.common.options.columns import check_columns
@@ -69,10 +70,8 @@ class QuantizeOptions(CalibratingCall):
             return place_of(self.output)
         if self.model is None:
             return Path(f"qdqbert-{DEMO_NAME}")
-        path = Path(self.model)
-        # "." has no name.
-        path = path.resolve() if path.is_dir() else path
-        return Path(f"{path.stem if self.is_onnx else path.name}-int8")
+        name = name_of(self.model)
+        return Path(f"{Path(name).stem if self.is_onnx else name}-int8")
 
     @property
     def overwrites(self) -> bool:
