@@ -17,6 +17,7 @@ from qdqbert.encoders.families import quantized_family
 from qdqbert.quantization.numerics import histogram
 from qdqbert.quantization.numerics.ranges import choose_range
 from qdqbert.training.insert.sited import insert_quantizers_
+from qdqbert.training.models.calibrate import count_passes
 
 CALIBRATORS = {
     "max": QuantizerOptions(),
@@ -133,6 +134,18 @@ def recorded(folder):
     recording = Recording(model)
     qdqbert.calibrate(model, make_batches())
     return model, recording.stop()
+
+
+@pytest.mark.parametrize("recipe", [None, "full", "full-smoothed"])
+def test_progress_ends_where_it_was_said_to_end(folder, recipe) -> None:
+    if recipe is None:
+        model = qdqbert.QDQBertForSequenceClassification.from_pretrained(folder)
+    else:
+        float_class = transformers.AutoModelForSequenceClassification
+        model = qdqbert.prepare(float_class.from_pretrained(folder), recipe=recipe)
+    steps: list[None] = []
+    qdqbert.calibrate(model, make_batches(), advance=lambda: steps.append(None))
+    assert len(steps) == count_passes(model) * len(make_batches())
 
 
 # Ranges of activations

@@ -125,16 +125,17 @@ def _options(model: nn.Module, given: Mapping[str, Any]) -> QuantizerOptions:
     return options
 
 
-def _calibration(
-    sited: SitedModel,
-    batches: Iterable[Mapping[str, Tensor]],
-    quantizer_options: QuantizerOptions,
-    advance: Callable[[], None],
-) -> CalibrationResult:
+def count_passes(model: nn.Module) -> int:
+    """Return how many times `calibrate` reads all batches, with the options of the model."""
+    plan = _plan(sited_model(model), _options(model, {}))
+    return len(plan.passes(plan.names))
+
+
+def _plan(sited: SitedModel, quantizer_options: QuantizerOptions) -> CalibrationPlan:
     model = sited.model
     recipe = recipe_of(getattr(model, "config", None))
     placed = None if recipe is None else build_recipe(recipe)
-    plan = CalibrationPlan(
+    return CalibrationPlan(
         sites=[
             site
             for site in sited.sites
@@ -148,6 +149,16 @@ def _calibration(
         quantizer_options=quantizer_options,
         shared_on=next(model.parameters()).device if is_shared() else None,
     )
+
+
+def _calibration(
+    sited: SitedModel,
+    batches: Iterable[Mapping[str, Tensor]],
+    quantizer_options: QuantizerOptions,
+    advance: Callable[[], None],
+) -> CalibrationResult:
+    model = sited.model
+    plan = _plan(sited, quantizer_options)
 
     @functools.cache
     def repeated() -> Iterable[Mapping[str, Tensor]]:

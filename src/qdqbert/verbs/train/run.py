@@ -39,7 +39,7 @@ from qdqbert.tasks.registry import task_for
 from qdqbert.tasks.regression import REGRESSION
 from qdqbert.tasks.task import Metric, Task
 from qdqbert.tasks.text_classification import TEXT_CLASSIFICATION
-from qdqbert.training.models.calibrate import calibrate
+from qdqbert.training.models.calibrate import calibrate, count_passes
 from qdqbert.training.models.prepare import prepare_with_options
 from qdqbert.training.models.quantized import load_model
 from qdqbert.training.models.state import fix_ranges_, learn_ranges_
@@ -225,7 +225,8 @@ def insert_quantizers(
         processes=arguments.world_size,
         process=arguments.process_index,
     )
-    with progress.stage("Calibrating", len(sample.batches)) as advance:
+    total = count_passes(model) * len(sample.batches)
+    with progress.stage("Calibrating", total) as advance:
         calibrate(model, sample.batches, advance=advance)
     learn_ranges_(sited_model(model), options.qat_ranges)
     return sample.fingerprints
