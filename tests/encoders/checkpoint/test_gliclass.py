@@ -30,7 +30,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "squeeze_layers": (1, True, "x"),
     "text_token_index": (None, *NO_COUNT),
     "use_lstm": NO_TRUTH,
-    "vocab_size": (0, -1, *NO_COUNT),
+    "vocab_size": NO_COUNT,
 }
 # Values that are taken, with the attribute that they become.
 TAKEN: tuple[tuple[str, Any, str, Any], ...] = (

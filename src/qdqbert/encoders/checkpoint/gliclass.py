@@ -171,7 +171,8 @@ def label_head(values: Mapping[str, Any]) -> LabelHead:
             "`pooling_strategy='pass'` keeps all states."
         )
     starts_at_text = truth("extract_text_features", False)
-    size = fields.optional(fields.integer, "vocab_size", 1, LARGEST_ID) or 0
+    # Older versions wrote -1 for that of the encoder.
+    size = max(fields.optional(fields.integer, "vocab_size", -1, LARGEST_ID) or 0, 0)
 
     def index(name: str, after: int) -> int:
         found = fields.given(fields.integer, name, -1, -1, LARGEST_ID)
