@@ -163,7 +163,7 @@ def test_the_command_line_has_labels_with_commas(nli, data, tmp_path) -> None:
 def test_a_run_needs_labels_and_a_model_that_takes_them(quantized, checkpoints, data, tmp_path):
     with pytest.raises(UserInputError, match="`labels` is missing"):
         qdqbert.run(str(quantized), str(data), str(tmp_path / "out.jsonl"))
-    with pytest.raises(UserInputError, match="natural language inference"):
+    with pytest.raises(UserInputError, match=r"^Labels of a call, .* natural language inference"):
         qdqbert.run(
             str(checkpoints("classifier")), str(data), str(tmp_path / "out.jsonl"), labels=WANTED
         )

@@ -388,9 +388,11 @@ def entailment_of(
             argument="entailment_label",
         )
     raise UserInputError(
-        "`task='zero-shot-classification'` needs a model that was trained for natural language "
-        f"inference, with a class of entailment. {where!r} has: {shown}. If one of several classes "
-        "means it, rename it 'entailment' in `id2label` of a copy of its config.json.",
+        # A call may name labels, and not the task.
+        "Labels of a call, as for the task 'zero-shot-classification', need a model that was "
+        f"trained for natural language inference, with a class of entailment. {where!r} has: "
+        f"{shown}. If one of several classes means it, rename it 'entailment' in `id2label` of a "
+        "copy of its config.json.",
         argument="task",
     )
 
