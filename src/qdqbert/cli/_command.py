@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Group, Parameter
 
+from qdqbert.cli._commands import Command
 from qdqbert.cli._errors import ExitCode, in_flags, run_safely, show_messages, silence_libraries
 from qdqbert.cli._output import print_report
 from qdqbert.common.errors import UserInputError
@@ -27,37 +28,6 @@ _COMMON = "Common options"
 # Values of `--progress`, and of `progress` in Python.
 _PROGRESS: Mapping[str, Literal["json"] | bool] = {"bars": True, "json": "json", "none": False}
 _MORE = "More options"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Command:
-    """A command that calls a public function.
-
-    Attributes:
-        function: The public function, whose name the command has.
-        positional: Names of the options that are arguments without a flag.
-        example: A command line for `--help`.
-        first: Names of the options that `--help` begins with; all that are in no group if empty.
-        after_interrupt: A sentence on what an interruption leaves.
-        runs_artifacts: Whether the command needs no transformers, and shows messages of the log.
-    """
-
-    function: Any
-    example: str
-    positional: tuple[str, ...] = ("model",)
-    first: tuple[str, ...] = ()
-    after_interrupt: Callable[[Mapping[str, Any]], str] = lambda _: "Nothing was written."
-    runs_artifacts: bool = False
-
-    @property
-    def name(self) -> str:
-        """Name on the command line."""
-        return str(self.function.__name__)
-
-    @property
-    def options(self) -> type:
-        """Class of the options of the function."""
-        return self.function.options  # type: ignore[no-any-return]
 
 
 def add_command(app: App, command: Command) -> None:

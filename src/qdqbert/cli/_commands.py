@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import qdqbert
-from qdqbert.cli._command import Command
 from qdqbert.training.trainer.checkpoints import checkpoints_of, last_checkpoint
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command that calls a public function.
+
+    Attributes:
+        function: The public function, whose name the command has.
+        positional: Names of the options that are arguments without a flag.
+        example: A command line for `--help`.
+        first: Names of the options that `--help` begins with; all that are in no group if empty.
+        after_interrupt: A sentence on what an interruption leaves.
+        runs_artifacts: Whether the command needs no transformers, and shows messages of the log.
+    """
+
+    function: Any
+    example: str
+    positional: tuple[str, ...] = ("model",)
+    first: tuple[str, ...] = ()
+    after_interrupt: Callable[[Mapping[str, Any]], str] = lambda _: "Nothing was written."
+    runs_artifacts: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name on the command line."""
+        return str(self.function.__name__)
+
+    @property
+    def options(self) -> type:
+        """Class of the options of the function."""
+        return self.function.options  # type: ignore[no-any-return]
 
 
 def _after_run(given: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
+from qdqbert.cli._commands import COMMANDS
 from qdqbert.cli._console import PlainConsole
 from qdqbert.common.errors import GraphError, QdqBertError, shortened
 from qdqbert.common.options.declared import Declared, declared_options
@@ -60,9 +61,6 @@ def in_flags(text: str, options: Sequence[Declared]) -> str:
     other commands also name options of `quantize`, which has to write the folder in another way,
     and say so, and those of commands that the text names.
     """
-    # Commands are made with functions of this file.
-    from qdqbert.cli._commands import COMMANDS
-
     named = set(_WORDS.findall(text))
     known = [
         *options,

@@ -19,8 +19,8 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from qdqbert.cli._command import Command, add_command
-from qdqbert.cli._commands import COMMANDS
+from qdqbert.cli._command import add_command
+from qdqbert.cli._commands import COMMANDS, Command
 from qdqbert.cli._console import PlainConsole
 from qdqbert.cli._errors import ExitCode, Terminated, fail
 from qdqbert.common.files import temporary_error, temporary_places
