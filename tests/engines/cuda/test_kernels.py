@@ -108,7 +108,6 @@ def test_linear_layers_with_an_activation_and_a_gate(activation, dtype, gated) -
         scales=tensor(scales) if is_int8 else None,
         tile=TILE,
         activation=activation,
-        gated=gated,
     )()
     sums = x.double().numpy() @ w.double().numpy().T * scales[:, None] * factors + bias
     wanted = FUNCTIONS[activation](sums[:, :columns])

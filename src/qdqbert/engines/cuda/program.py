@@ -46,7 +46,6 @@ def linear_launch(
     tile: Tile,
     scales: torch.Tensor | None = None,
     activation: str | None = None,
-    gated: bool = False,
 ) -> Launch:
     """Return the launch of a linear layer.
 
@@ -58,7 +57,6 @@ def linear_launch(
         tile: The tile.
         scales: Scales of rows of codes, `(rows,)`; `None` for floats.
         activation: Activation function of the result; `None` without.
-        gated: Whether the layer has a gate.
     """
     down, across = triton.cdiv(len(rows), tile.rows), triton.cdiv(linear.columns, tile.columns)
     arguments = {
@@ -73,7 +71,7 @@ def linear_launch(
         "depth": linear.weights.shape[1],
         "out_stride": out.shape[1],
         "activation": activation or "",
-        "gate": gated,
+        "gate": linear.is_gated,
         "tile_rows": tile.rows,
         "tile_columns": tile.columns,
         "step": tile.step,
@@ -268,14 +266,12 @@ class Program:
     def _linear(
         self, linear: Linear, name: str, out: str, *, activation: str | None = None
     ) -> Launch:
-        """Return the launch of a linear layer. Those with an activation may have a gate."""
-        features, rows = self._model.features, self._codes(name)
-        gated = features.gated and activation is not None
+        rows = self._codes(name)
         tile = tile_of(
             self._model.capability,
             self._tokens,
             activation=activation,
-            gated=gated,
+            gated=linear.is_gated,
             bytes_of_code=rows.element_size(),
         )
         return linear_launch(
@@ -284,9 +280,8 @@ class Program:
             self._rows[out],
             count=self._count,
             tile=tile,
-            scales=None if features.floats else self._rows["scales"],
+            scales=None if linear.factors is None else self._rows["scales"],
             activation=activation,
-            gated=gated,
         )
 
     def _attend(self, layer: Layer) -> Iterator[Launch]:

@@ -69,6 +69,11 @@ class Linear:
     factors: torch.Tensor | None = None
     multiplier: torch.Tensor | None = None
 
+    @property
+    def is_gated(self) -> bool:
+        """Whether the columns of a gate follow those of the result."""
+        return len(self.weights) > self.columns
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Norm:
@@ -236,20 +241,18 @@ class Model:
     def _linear(self, *names: str, gated: bool = False) -> Linear:
         """Return linear layers with one input as one, in int8 or float16."""
         arrays = self._arrays
-        weights = self._copied(
-            np.concatenate([_plain(arrays[f"{each}.weights"]) for each in names])
-        )
-        bias = self._copied(np.concatenate([arrays[f"{each}.bias"] for each in names]))
-        columns = len(bias) // (2 if gated else 1)
-        if self.features.floats:
-            return Linear(weights=weights.to(torch.float16), bias=bias, columns=columns)
-        factors = np.concatenate([arrays[f"{each}.factor"] for each in names])
+
+        def joined_parts(part: str) -> torch.Tensor:
+            return self._copied(np.concatenate([arrays[f"{each}.{part}"] for each in names]))
+
+        plain = np.concatenate([_plain(arrays[f"{each}.weights"]) for each in names])
+        weights, is_float = self._copied(plain), self.features.floats
         return Linear(
-            weights=weights,
-            bias=bias,
-            columns=columns,
-            factors=self._copied(factors),
-            multiplier=self._tensor(f"{names[0]}.multiplier"),
+            weights=weights.half() if is_float else weights,
+            bias=joined_parts("bias"),
+            columns=len(weights) // (2 if gated else 1),
+            factors=None if is_float else joined_parts("factor"),
+            multiplier=None if is_float else self._tensor(f"{names[0]}.multiplier"),
         )
 
     def _of_heads(self, norms: Mapping[str, Norm]) -> torch.Tensor | None:
