@@ -99,6 +99,11 @@ FIELDS: list[tuple[str, dict[str, Any], dict[str, list[Any]]]] = [
         {"dimensions": [6], "options": [{"num_ctx": 8}], "truncate": [False]},
     ),
     (
+        "/api/embeddings",
+        {"prompt": LONG, "model": "embedder"},
+        {"options": [{"num_ctx": 8}]},
+    ),
+    (
         "/embed",
         {"inputs": [LONG]},
         {

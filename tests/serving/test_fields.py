@@ -242,6 +242,17 @@ def test_options_of_ollama_may_be_null(client) -> None:
     assert found["embeddings"] == answer(client, "/api/embed", body)["embeddings"]
 
 
+def test_old_clients_of_ollama_get_what_the_model_makes(client, models) -> None:
+    body = {"model": "embedder", "prompt": "a dog", "keep_alive": "5m", "options": {}}
+    found = answer(client, "/api/embeddings", body)
+    close(found, {"embedding": models["embedder"].encode("a dog").tolist()})
+    # They load a model so.
+    assert answer(client, "/api/embeddings", {"model": "embedder"}) == {"embedding": []}
+    refused = post(client, "/api/embeddings", {**body, "options": {"num_ctx": 8}})
+    assert refused.status_code == 422
+    assert "options" in refused.text
+
+
 @pytest.mark.parametrize(
     "content",
     [

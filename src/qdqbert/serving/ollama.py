@@ -1,6 +1,6 @@
-"""Ollama's route for embeddings, `/api/embed`, and the proposed one for entities, `/api/extract`.
+"""Ollama's routes for embeddings, and the proposed one for entities, `/api/extract`.
 
-Source of the second one: pull request 18535 of ollama.
+Source of the last one: pull request 18535 of ollama.
 """
 
 from __future__ import annotations
@@ -18,19 +18,41 @@ from qdqbert.serving.service import Answers, Served, check_width
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.entity_extraction import THRESHOLD, EntityExtractor
 
+Inputs = Annotated[
+    str | Annotated[list[str], Field(min_length=1)], Field(description="A text or several.")
+]
+
 
 class _Body(NamesModel):
-    """What both bodies have."""
+    """What all bodies have."""
 
     refused: ClassVar[Refused] = {"options": ({},)}
 
-    input: str | Annotated[list[str], Field(min_length=1)] = Field(description="A text or several.")
     keep_alive: Any = Field(None, description="Ignored: models stay in memory.")
+
+
+class OllamaEmbeddingsBody(_Body):
+    """Body of `/api/embeddings`."""
+
+    prompt: str = Field("", description="A text. Without one, the answer is empty.")
+
+
+class OllamaEmbeddingsAnswer(TypedDict):
+    """Answer of `/api/embeddings`."""
+
+    embedding: list[float]
+
+
+async def _embed_one(body: OllamaEmbeddingsBody, served: Served) -> Response:
+    """Embed a text. The embedding is what the model makes, of any length, as Ollama's is."""
+    found = await served.run("job", {}, [body.prompt] if body.prompt else [])
+    return found.response({"embedding": found.each[0] if found.each else []})
 
 
 class OllamaBody(_Body):
     """Body of `/api/embed`."""
 
+    input: Inputs
     truncate: bool | None = Field(
         None, description="Cut inputs that are too long, as by default. `false` refuses them."
     )
@@ -38,7 +60,7 @@ class OllamaBody(_Body):
 
 
 class _Answer(TypedDict):
-    """What both answers have. Durations are in nanoseconds."""
+    """What answers have in common. Durations are in nanoseconds."""
 
     model: str
     total_duration: int
@@ -65,6 +87,7 @@ async def _embed(body: OllamaBody, served: Served) -> Response:
 class ExtractBody(_Body):
     """Body of `/api/extract`."""
 
+    input: Inputs
     labels: list[str] = Field(description="Kinds of entities.")
     threshold: float | None = Field(
         None, ge=0, lt=1, description="Entities are more probable than this; 0.5 by default."
@@ -120,6 +143,16 @@ OLLAMA = (
         answer=OllamaAnswer,
         kinds=(Embedder,),
         example={"input": ["A fine film."]},
+    ),
+    Route(
+        path="/api/embeddings",
+        summary="Embed a text, as old clients ask for it",
+        tag="Ollama",
+        run=_embed_one,
+        body=OllamaEmbeddingsBody,
+        answer=OllamaEmbeddingsAnswer,
+        kinds=(Embedder,),
+        example={"prompt": "A fine film."},
     ),
     Route(
         path="/api/extract",
