@@ -12,10 +12,11 @@ import torch
 import transformers
 
 import encoder_reference
+from qdqbert.calibration.reference.sited_encoder import SitedEncoder
 from qdqbert.common.errors import CheckpointError, UserInputError
 from qdqbert.encoders.config import Config
-from qdqbert.encoders.families import FAMILIES
-from qdqbert.encoders.of_checkpoint import read_encoder
+from qdqbert.encoders.families import FAMILIES, family_of
+from qdqbert.encoders.of_checkpoint import read_encoder, with_expansion
 from qdqbert.encoders.task_kinds import TASK_KINDS
 from qdqbert.encoders.weights import Weights
 from qdqbert.engines.native.packed import pack_model
@@ -341,6 +342,42 @@ def test_weights_of_words_are_those_of_scores_without_padding(
     compare(outputs, {"sparse_embedding": expected.numpy()}, inputs)
     write_graph(found, tmp_path / "model.onnx")
     compare(OnnxRuntimeRunner(tmp_path / "model.onnx").run(inputs), outputs, inputs)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.usual("bert", "esm", "modernbert", "qwen3, windows")
+def test_tokens_that_expand_a_query_have_states_of_transformers(
+    variant: str, tmp_path: Path
+) -> None:
+    transformer = save_model(variant, "feature-extraction", tmp_path)
+    config = Config(values=transformer.config.to_dict())
+    if family_of(config).fills_texts:
+        pytest.skip("all tokens are attended to")
+    token, mask = SIZES["vocab_size"] - 1, np.ones((2, 21), np.int64)
+    inputs = {**encoder_reference.random_inputs((2, 21), seed=3), "attention_mask": mask}
+    inputs["token_type_ids"] = np.zeros_like(mask)
+    # In windows, the last tokens attend to none.
+    for row, length in enumerate((2, 9)):
+        mask[row, length:] = 0
+        inputs["input_ids"][row, length:] = token
+    found = read(tmp_path, "feature-extraction")
+    if variant.startswith(("deberta", "esm, ", "longformer")) or variant == "esm":
+        with pytest.raises(CheckpointError, match="mask such tokens"):
+            with_expansion(found, config, token)
+        return
+    model = with_expansion(found, config, token)
+    inputs = {name: inputs[name] for name in model.input_names}
+    given = {name: torch.from_numpy(each) for name, each in inputs.items()}
+    with torch.no_grad():
+        expected = transformer(**given).last_hidden_state.numpy()
+        (made,) = SitedEncoder(model, ("layer", "table"))(**given)
+    write_graph(model, tmp_path / "model.onnx")
+    for runner in (
+        NativeRunner(pack_model(model, precision="float"), threads=1),
+        OnnxRuntimeRunner(tmp_path / "model.onnx"),
+    ):
+        assert sqnr_db(expected, runner.run(inputs)["last_hidden_state"]) >= 90
+    assert sqnr_db(expected, made.numpy()) >= 90
 
 
 def compare(outputs: dict[str, Any], expected: dict[str, Any], inputs: dict[str, Any]) -> None:

@@ -138,7 +138,8 @@ class Family:
             family's own heads.
         fills_texts: Whether texts are filled up to the longest length with the padding token, which
             tokens attend to.
-        masks_queries: Whether a token that no token attends to attends to no token itself.
+        masks_queries: Whether a token that no token attends to has no state of its own: its
+            embedding is 0, or it attends to no token itself.
         skips_padding: Whether its text classifiers read the last token other than the padding
             token, which can differ from the last token.
         positions_follow: Token id after which positions are numbered: the id of the config's

@@ -156,8 +156,7 @@ def with_expansion(model: EncoderModel, config: Config, index: int | None) -> En
         CheckpointError: The family computes no states for a token that no token attends to.
     """
     family = family_of(config)
-    masks = family.masks_queries or model.embeddings.dropped_id is not None
-    if index is not None and masks:
+    if index is not None and family.masks_queries:
         raise CheckpointError(
             "Queries are expanded by tokens that are not attended to. Models of type "
             f"`{family.model_type}` mask such tokens, which is not supported. Set `attend` of "

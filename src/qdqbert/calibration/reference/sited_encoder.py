@@ -335,6 +335,10 @@ class Masks:
             )
         return self._made[key]
 
+    def attends(self, attention: Attention) -> Tensor:
+        """Return which tokens attend to one or more tokens, `(batch, 1, ..., 1)`, bool."""
+        return (self.additive(attention) == 0).any(dim=-1, keepdim=True)
+
 
 class _EncoderLayer(nn.Module):
     """An encoder layer. Its modules are the model's, at its path."""
@@ -400,8 +404,11 @@ class _EncoderLayer(nn.Module):
         probabilities = functional.softmax(scores, dim=-1)
         probabilities = model.at(f"{path}.matmul_a_input_quantizer", probabilities)
         value = model.at(f"{path}.matmul_v_input_quantizer", value)
-        context = torch.matmul(probabilities, value).transpose(1, 2).flatten(2)
-        (output,) = model.read(context, [attention.output])
+        context = torch.matmul(probabilities, value)
+        if attention.window is not None:
+            # Tokens that expand a query may be far from it. Their context is 0, as in transformers.
+            context = context * masks.attends(attention)
+        (output,) = model.read(context.transpose(1, 2).flatten(2), [attention.output])
         return output
 
     def _rotate(self, x: Tensor, rotary: Rotary) -> Tensor:

@@ -99,6 +99,7 @@ ESM = Family(
     prefix="esm",
     encoder=read_esm,
     heads=Heads(fill_mask=fill, classify=classify, classify_tokens=classify_tokens),
+    masks_queries=True,
     defaults={
         **BERT_DEFAULTS,
         "emb_layer_norm_before": None,

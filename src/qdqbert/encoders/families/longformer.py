@@ -45,6 +45,7 @@ LONGFORMER = Family(
     encoder=read_longformer,
     heads=Heads(classify_tokens=classify_tokens, fill_mask=fill_mask),
     lacking="tokens that attend to all others, by linear layers of their own",
+    masks_queries=True,
     positions_follow="padding",
     defaults={**ROBERTA_DEFAULTS, "attention_window": 512, "vocab_size": 30522},
 )
