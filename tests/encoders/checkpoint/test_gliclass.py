@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from qdqbert.common.errors import CheckpointError
-from qdqbert.encoders.checkpoint.gliclass import LabelHead, label_head
+from qdqbert.encoders.checkpoint.gliclass import LabelHead, encoder_values, label_head
+from qdqbert.encoders.checkpoint.own_layers import GLICLASS
 
 NO_COUNT: tuple[Any, ...] = ("", "24", "x", 2.5, True, [], {}, -(10**9), 10**12)
 NO_CHOICE: tuple[Any, ...] = (None, "", "x", 0, 2.5, True, [], {})
@@ -71,3 +72,9 @@ def test_settings_that_are_not_there_are_as_in_gliclass() -> None:
     assert (found.scorer, found.text_pooling, found.label_pooling) == ("simple", "first", "first")
     assert found.reads_marker
     assert not found.has_lstm
+
+
+def test_ids_of_tokens_follow_the_vocabulary_of_the_encoder() -> None:
+    for given in ({}, {"vocab_size": None}):
+        found = encoder_values({"encoder_config": {"vocab_size": 90}, **given})
+        assert (found["vocab_size"], label_head(found[GLICLASS]).sep_id) == (90, 91)

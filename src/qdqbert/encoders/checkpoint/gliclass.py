@@ -171,7 +171,7 @@ def label_head(values: Mapping[str, Any]) -> LabelHead:
             "`pooling_strategy='pass'` keeps all states."
         )
     starts_at_text = truth("extract_text_features", False)
-    # Older versions wrote -1 for that of the encoder.
+    # Older versions wrote -1, and the ids of both tokens.
     size = max(fields.optional(fields.integer, "vocab_size", -1, LARGEST_ID) or 0, 0)
 
     def index(name: str, after: int) -> int:
@@ -221,4 +221,7 @@ def encoder_values(values: Mapping[str, Any]) -> dict[str, Any]:
     if size := count_or_none(values.get("vocab_size")):
         found["vocab_size"] = size
     kept = {name: each for name, each in values.items() if name != "encoder_config"}
+    if kept.get("vocab_size") is None:
+        # The ids of its tokens follow those of the encoder.
+        kept["vocab_size"] = found.get("vocab_size")
     return {**found, GLICLASS: kept}

@@ -42,7 +42,7 @@ from qdqbert.encoders.checkpoint.gliclass import (
 from qdqbert.encoders.checkpoint.gliner import LABELS_FIELDS, GlinerHead
 from qdqbert.encoders.checkpoint.labels_encoder import LabelsEncoder
 from qdqbert.encoders.checkpoint.layout import Layout, pair_template_of
-from qdqbert.encoders.checkpoint.own_layers import OwnLayers, SpanHead
+from qdqbert.encoders.checkpoint.own_layers import GLICLASS, OwnLayers, SpanHead
 from qdqbert.encoders.checkpoint.sentence import MODEL2VEC, SentenceHead
 from qdqbert.encoders.checkpoint.sentence_files import SentenceFiles, join
 from qdqbert.encoders.checkpoint.text_heads import TextHead, own_head, read_layout
@@ -179,7 +179,8 @@ def read_checkpoint(
     completed = completed_folder(layout, files.find, name, subfolder)
     values = _config_of(layout, path, completed)
     if is_gliclass(values):
-        layout, values = label_head(values), encoder_values(values)
+        values = encoder_values(values)
+        layout = label_head(values[GLICLASS])
     layout = layout or generator_head(files, values.get("architectures"), task, name)
     if isinstance(layout, ScoreHead):
         values["num_labels"] = layout.outputs
