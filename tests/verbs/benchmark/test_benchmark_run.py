@@ -34,7 +34,10 @@ def for_openvino(quantized, tmp_path) -> Path:
 
 @pytest.fixture
 def without_timing(monkeypatch) -> None:
-    """Return one millisecond for each candidate, a quarter of it on the native engine."""
+    """Return one millisecond for each candidate, a quarter of it on the native engine.
+
+    It is half of it on OpenVINO.
+    """
 
     def time_candidates(candidates: Any, shapes: Any, **options: Any) -> list[Timing]:
         del options
@@ -46,7 +49,7 @@ def without_timing(monkeypatch) -> None:
                 batch=batch,
                 sequence=sequence,
                 median_ms=1.0,
-                rounds_ms=(0.25 if each.engine == "native" else 1.0,),
+                rounds_ms=({"native": 0.25, "openvino": 0.5}.get(each.engine, 1.0),),
             )
             for batch, sequence in shapes
             for each in candidates
@@ -78,7 +81,25 @@ def test_a_folder_is_timed_on_all_engines_that_run_it(quantized) -> None:
     pytest.importorskip("openvino")
     report = qdqbert.benchmark([quantized("sentence").directory], sequences=(4,), batches=(1,))
     assert [timing.engine for timing in report.timings] == ["onnxruntime", "openvino", "native"]
-    assert report.speedups == (1, 1, 4)
+    assert report.speedups == (1, 2, 4)
+
+
+@pytest.mark.usefixtures("without_timing")
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_checkpoint_alone_is_compared_with_its_first_engine(
+    checkpoints, copies, tmp_path
+) -> None:
+    pytest.importorskip("openvino")
+    models = [checkpoints("classifier"), tmp_path / "link"][:copies]
+    (tmp_path / "link").symlink_to(models[0])
+    report = qdqbert.benchmark(models, sequences=(4,), batches=(1,))
+    assert [each.engine for each in report.timings] == [
+        "onnxruntime",
+        "openvino",
+        "native",
+    ] * copies
+    # Of several models, each engine is compared with itself.
+    assert report.speedups == ((1, 2, 4) if copies == 1 else (1, 1, 4, 1, 1, 4))
 
 
 @pytest.mark.usefixtures("without_timing")
@@ -118,6 +139,10 @@ def test_float_on_onnxruntime_is_what_the_native_engine_is_compared_with(
         (str(models[1]), "native"),
     ]
     assert report.speedups == (1, 4, 4)
+    # The folder does not run on it.
+    report = qdqbert.benchmark(models[::-1], sequences=(4,), batches=(1,), engines=("native",))
+    assert [each.engine for each in report.timings] == ["native", "onnxruntime", "native"]
+    assert report.speedups == (1, 0.25, 1)
 
 
 def test_a_checkpoint_is_timed_in_int8_as_load_runs_it(checkpoints, monkeypatch) -> None:

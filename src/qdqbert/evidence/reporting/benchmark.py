@@ -16,7 +16,8 @@ class BenchmarkReport(Report):
     Attributes:
         timings: One for each shape, model and engine, ordered by shape first.
         speedups: How many times faster each timing is than the first model's at the same shape,
-            on the same engine; for one model, than on the first engine.
+            on the same engine; on the first engine if it does not run on this one, or is the only
+            model.
         threads: Number of threads of one inference; `None` if each engine chose.
         notices: Messages for the user.
     """

@@ -89,7 +89,10 @@ def _measure(
         )
     return BenchmarkReport(
         timings=tuple(timings),
-        speedups=tuple(speedup(_first_model(timing, timings), timing) for timing in timings),
+        speedups=tuple(
+            speedup(_compared(timing, timings, is_alone=len(found) == 1), timing)
+            for timing in timings
+        ),
         threads=options.threads,
         notices=tuple(notice for each in found for notice in each.notices),
     )
@@ -101,19 +104,21 @@ def _usual_sequences(usual: Sequence[int], found: Sequence[_Found]) -> Sequence[
     return [each for each in usual if each <= longest] or [longest]
 
 
-def _first_model(timing: Timing, timings: Sequence[Timing]) -> Timing:
-    """Return the timing of the first model that another timing is compared with.
+def _compared(timing: Timing, timings: Sequence[Timing], *, is_alone: bool) -> Timing:
+    """Return the timing that another one is compared with.
 
-    It is that on the same engine; of a model alone, that on the first engine.
+    It is that of the first model on the same engine, or on the first engine if the first model does
+    not run on this one, or there is no other model.
     """
-    is_alone = all(each.name == timings[0].name for each in timings)
-    own = (timing.engine, float_engine(timing.engine))
-    for engine in (timings[0].engine,) if is_alone else own:
-        for each in timings:
-            is_first = each.name == timings[0].name and each.engine == engine
-            if is_first and (each.batch, each.sequence) == (timing.batch, timing.sequence):
-                return each
-    return timing
+    first = timings[0]
+    own = () if is_alone else (timing.engine, float_engine(timing.engine))
+    return next(
+        each
+        for engine in (*own, first.engine)
+        for each in timings
+        if (each.name, each.engine) == (first.name, engine)
+        and (each.batch, each.sequence) == (timing.batch, timing.sequence)
+    )
 
 
 def _shared_engines(
