@@ -35,6 +35,7 @@ from qdqbert.verbs.analyze.options import AnalyzeOptions
 from qdqbert.verbs.benchmark.options import BenchmarkOptions
 from qdqbert.verbs.evaluate.options import EvaluateOptions
 from qdqbert.verbs.quantize.options import QuantizeOptions
+from qdqbert.verbs.run.options import RunOptions
 from qdqbert.verbs.train.options import TrainOptions
 
 GROUPS = (
@@ -181,6 +182,19 @@ def test_a_value_of_another_type_is_reported(name, value, words) -> None:
         flat.make(QuantizeOptions, **{"model": "m", "output": "o", name: value})
     assert str(caught.value) == f"`{name}` must be {words}."
     assert caught.value.argument == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("text_column", 1.5, "a string or a whole number, got 1.5 (float)"),
+        ("structures", 5, "a dictionary, or a string of JSON, got 5 (int)"),
+    ],
+)
+def test_an_option_that_is_converted_names_what_it_takes(name, value, words) -> None:
+    with pytest.raises(UserInputError) as caught:
+        RunOptions(model="m", input="a.jsonl", output="b.jsonl", **{name: value})
+    assert str(caught.value) == f"`{name}` must be {words}."
 
 
 @pytest.mark.parametrize(

@@ -536,7 +536,13 @@ def _check_type(option: Declared, value: Any) -> None:
     kind = option.item_type
     origin = None if isinstance(kind, types.UnionType) else get_origin(kind)
     accepted, words = _KINDS.get(origin or kind, ((object,), ""))
-    words = "a string" if kind is str and not option.is_path else words
+    if kind is str and not option.is_path:
+        words = "a string"
+    # Those that are converted to strings.
+    if option.name.endswith("_column"):
+        words = "a string or a whole number"
+    if option.settings.get("json"):
+        words = "a dictionary, or a string of JSON"
     is_odd_bool = isinstance(value, bool) and kind in (int, float)
     if is_odd_bool or not isinstance(value, accepted):
         hint = _hint(kind, value)
