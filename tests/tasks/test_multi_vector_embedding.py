@@ -177,6 +177,28 @@ def test_models_of_pylate_are_read_as_sentence_transformers_reads_them(
         assert min(compare(model, expected)) > 0.99999
 
 
+@pytest.mark.parametrize("similarity", ["MaxSim", "cosine", "xtr", None])
+def test_models_of_pylate_may_have_no_type_and_its_name_of_the_similarity(
+    checkpoint_copy, similarity
+) -> None:
+    # As in answerai-colbert-small-v1.
+    folder = make_pylate(
+        checkpoint_copy("multi_vector"),
+        attend_to_expansion_tokens=False,
+        query_prefix="[unused] ",
+        query_length=10,
+        similarity_fn_name=similarity,
+    )
+    expected = open_theirs(folder)
+    path = folder / "config_sentence_transformers.json"
+    content = json.loads(path.read_text())
+    del content["model_type"]
+    path.write_text(json.dumps(content))
+    with qdqbert.load(folder, precision="float") as model:
+        assert model.similarity_fn_name == expected.similarity_fn_name == "maxsim"
+        assert min(compare(model, expected)) > 0.99999
+
+
 @pytest.mark.parametrize(
     "metadata",
     [

@@ -138,7 +138,16 @@ class MultiVectorEmbedder(PromptedModel[Any]):
         super().__init__(loaded)
         self._rules = read_token_rules(loaded.artifact.directory)
         self._skipped = _skipped_ids(self._rules, loaded.tokenizer)
-        self._check_similarity()
+
+    @property
+    def similarity_fn_name(self) -> str:
+        """Name of the function that `similarity` computes.
+
+        It is "maxsim" if the folder names another one, as in sentence-transformers: "MaxSim", of
+        PyLate, or one that compares single vectors.
+        """
+        found = super().similarity_fn_name
+        return found if found in self.similarities else "maxsim"
 
     @overload
     def encode(  # type: ignore[overload-overlap]  # a text is a sequence of texts

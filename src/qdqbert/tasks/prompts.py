@@ -200,7 +200,8 @@ class HasPrompts(Model):
 
     def _prompt(self, name: str | None, text: str | None) -> str:
         """Return the prompt that a call asks for; see `choose_prompt`."""
-        prompts = {**dict.fromkeys(self._empty_prompts, ""), **self.prompts}
+        empty = {each: "" for each in self._empty_prompts if each not in self.prompts}
+        prompts = {**self.prompts, **empty}
         return choose_prompt(prompts, self.default_prompt_name, name=name, text=text)
 
 

@@ -31,7 +31,6 @@ from qdqbert.encoders.task_kinds import TaskName
 
 Strategy = Literal["fixed", "min"]
 
-_MODEL_TYPES = ("MultiVectorEncoder", "ColBERT")
 _MASK = "MultiVectorMask"
 _ON_TOKENS: tuple[ModuleName, ...] = ("Dense", "Normalize")
 _LARGEST = 2**31 - 1
@@ -207,7 +206,8 @@ def read_token_rules(folder: Path) -> TokenRules:
 
 def is_multi_vector(files: SentenceFiles) -> bool:
     """Return whether sentence-transformers or PyLate saved it as a multi-vector encoder."""
-    return files.model_type in _MODEL_TYPES or _MASK in files.kinds or _is_stanford(files)
+    is_own = files.model_type == "MultiVectorEncoder" or _MASK in files.kinds
+    return is_own or _is_pylate(files) or _is_stanford(files)
 
 
 def read_multi_vector_head(files: SentenceFiles) -> MultiVectorHead:
@@ -224,7 +224,7 @@ def read_multi_vector_head(files: SentenceFiles) -> MultiVectorHead:
         )
     (_, encoder_path), *rest = files.modules or []
     saved = files.settings
-    is_pylate = files.model_type == "ColBERT"
+    is_pylate = _is_pylate(files)
     found = [
         _module(kind, path, files.fields(path, CONFIG))  # type: ignore[arg-type]
         for kind, path in rest
@@ -253,6 +253,14 @@ def read_multi_vector_head(files: SentenceFiles) -> MultiVectorHead:
         ),
         **layout,
     )
+
+
+def _is_pylate(files: SentenceFiles) -> bool:
+    """Return whether PyLate 3 or earlier saved a checkpoint."""
+    if files.model_type is None:
+        # With sentence-transformers 4 and earlier, as of GTE-ModernColBERT.
+        return "attend_to_expansion_tokens" in files.settings.values
+    return files.model_type == "ColBERT"
 
 
 def _is_stanford(files: SentenceFiles) -> bool:
