@@ -212,7 +212,7 @@ def rows_of(
 def quantize_command(model: str, **options: float) -> str:
     """Return the command line that quantizes a float model.
 
-    `model` is a folder, an .onnx file, or a name on the hub, and `options` are others of
+    `model` is a folder, an .onnx file, or a name on the hub. `options` are further options of
     `quantize`.
     """
     output = f"./{name_of(model).removesuffix('.onnx')}-int8"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import uuid
-from typing import Annotated, Any, ClassVar, Literal, NotRequired
+from typing import Any, ClassVar, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from qdqbert.common.choices import OutputDtype
-from qdqbert.serving.fields import NamesModel, Refused, kind_options
+from qdqbert.serving.fields import NamesModel, Refused, Texts, kind_options
 from qdqbert.serving.output_dtype import base64_of
 from qdqbert.serving.rerank import rerank_error
 from qdqbert.serving.responses import Response
@@ -29,7 +29,7 @@ class CohereBody(NamesModel):
         "max_tokens": (),
     }
 
-    texts: Annotated[list[str], Field(min_length=1)] = Field(description="Texts to embed.")
+    texts: Texts = Field(description="Texts to embed.")
     input_type: str | None = Field(
         None, description="Kind of the texts, which has a prompt of the model: `search_query`."
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -27,6 +27,7 @@ _KINDS: Mapping[Kind, tuple[str, ...]] = {
 
 Renamed = Mapping[str, str | Mapping[Any, Mapping[str, Any]]]
 Refused = Mapping[str, tuple[Any, ...]]
+Texts = Annotated[list[str], Field(min_length=1)]
 
 # Fields of vLLM about chats, images and models of fixed length.
 VLLM_REFUSED: Refused = {

@@ -11,16 +11,14 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from qdqbert.serving.fields import NamesModel, Refused
+from qdqbert.serving.fields import NamesModel, Refused, Texts
 from qdqbert.serving.responses import Response
 from qdqbert.serving.routing import Route
 from qdqbert.serving.service import Answers, Served, check_width
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.entity_extraction import THRESHOLD, EntityExtractor
 
-Inputs = Annotated[
-    str | Annotated[list[str], Field(min_length=1)], Field(description="A text or several.")
-]
+Inputs = Annotated[str | Texts, Field(description="A text or several.")]
 
 
 class _Body(NamesModel):

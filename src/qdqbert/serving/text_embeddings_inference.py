@@ -17,7 +17,7 @@ from qdqbert.encoders.checkpoint.cross_encoder import Activation
 from qdqbert.encoders.checkpoint.model_settings import choose_prompt
 from qdqbert.runtime.model import Model
 from qdqbert.runtime.tokens import Token
-from qdqbert.serving.fields import Body, Refused, Renamed, Truncation, in_parameters
+from qdqbert.serving.fields import Body, Refused, Renamed, Texts, Truncation, in_parameters
 from qdqbert.serving.limits import BadRequestError
 from qdqbert.serving.output_dtype import Vectors
 from qdqbert.serving.rerank import Documents, Ranking, RerankAnswer, rank, rank_documents
@@ -31,7 +31,6 @@ from qdqbert.tasks.reranking import Reranker
 from qdqbert.tasks.sparse_embedding import SparseEmbedder
 from qdqbert.tasks.text_classification import TextClassifier
 
-Texts = Annotated[list[str], Field(min_length=1)]
 TextOrPair = Annotated[list[str], Field(min_length=1, max_length=2)]
 Ids = list[StrictInt]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from qdqbert.serving.fields import (
     NamesModel,
     Refused,
     Renamed,
+    Texts,
     Truncation,
     check_tokens,
 )
@@ -26,7 +27,7 @@ from qdqbert.serving.service import Answers, Served, Usage
 from qdqbert.tasks.embedder import Embedder
 from qdqbert.tasks.reranking import Reranker
 
-_TextOrTexts = str | Annotated[list[str], Field(min_length=1)]
+_TextOrTexts = str | Texts
 
 
 class ScoreBody(Truncation, NamesModel):

@@ -124,8 +124,8 @@ def token_task(
 ) -> Task:
     """Return a task that predicts tokens of texts.
 
-    `true_ids` returns the ids that are predicted for each feature, and `fields` are others of the
-    task.
+    `true_ids` returns the ids that are predicted for each feature. `fields` are further fields of
+    the task.
     """
     return Task(
         name=name,

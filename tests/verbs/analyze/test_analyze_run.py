@@ -4,21 +4,13 @@ from pathlib import Path
 
 import pytest
 
+import bert_sites
 import flat
 from conftest import WORDS
 from qdqbert.common.errors import UserInputError
 
 LINEARS = {
-    f"bert.encoder.layer.{layer}.{name}"
-    for layer in range(2)
-    for name in (
-        "attention.self.query",
-        "attention.self.key",
-        "attention.self.value",
-        "attention.output.dense",
-        "intermediate.dense",
-        "output.dense",
-    )
+    f"bert.encoder.layer.{layer}.{name}" for layer in range(2) for name in bert_sites.LINEARS
 }
 
 
